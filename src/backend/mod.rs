@@ -1,0 +1,269 @@
+//! The ways in which bytes can travel from a file into memory, and the choice among them.
+//!
+//! A backend moves ranges of files into memory and nothing else: it reports what each read brought, and the loader
+//! resumes short reads, falls back, and counts. So every backend is held to the same rules by the same code.
+
+mod choose;
+mod pool;
+#[cfg(test)]
+pub(crate) mod testing;
+mod uring;
+
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+use std::str::FromStr;
+
+pub use choose::{Capabilities, Unavailable};
+pub(crate) use choose::{Chosen, choose};
+pub(crate) use pool::PoolReader;
+pub(crate) use uring::UringReader;
+
+use crate::storage::FileObserver;
+use crate::{Error, Result};
+
+/// A way to read, as the user names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The best that works here: `uring`, else `pread`; and for shards that are in the page cache already, through
+    /// the page cache.
+    #[default]
+    Auto,
+    /// io_uring with direct I/O, one ring driven by one thread.
+    Uring,
+    /// `pread` with direct I/O, from as many threads as there may be reads in flight.
+    Pread,
+    /// The usual two copies: `read` through the page cache into a buffer, then a copy to where the data is wanted;
+    /// from as many threads as there may be reads in flight. The baseline to compare with.
+    PageCache,
+}
+
+impl Backend {
+    const ALL: [Backend; 4] = [Backend::Auto, Backend::Uring, Backend::Pread, Backend::PageCache];
+
+    /// The name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Auto => "auto",
+            Backend::Uring => "uring",
+            Backend::Pread => "pread",
+            Backend::PageCache => "page-cache",
+        }
+    }
+
+    /// Whether the backend works on this machine, by trying it out.
+    ///
+    /// # Errors
+    /// Why it does not, in words.
+    pub fn probe(self) -> Result<Capabilities, Unavailable> {
+        choose::probe(self)
+    }
+}
+
+impl FromStr for Backend {
+    type Err = Error;
+
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a name that no backend has.
+    fn from_str(name: &str) -> Result<Self> {
+        Backend::ALL.into_iter().find(|backend| backend.name() == name).ok_or_else(|| {
+            let known = Backend::ALL.map(Backend::name).join(", ");
+            Error::argument(format!("unknown backend {name:?}; known are {known}"))
+        })
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The way that bytes took, as it is counted and reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// io_uring, around the page cache.
+    UringDirect,
+    /// io_uring, through the page cache.
+    UringBuffered,
+    /// `pread`, around the page cache.
+    PreadDirect,
+    /// `pread`, through the page cache.
+    PreadBuffered,
+    /// `read` through the page cache and a second copy.
+    PageCache,
+}
+
+impl Way {
+    /// Every way, in the order of [`BytesByWay`].
+    pub const ALL: [Way; 5] =
+        [Way::UringDirect, Way::UringBuffered, Way::PreadDirect, Way::PreadBuffered, Way::PageCache];
+
+    /// The key in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::UringDirect => "uring_direct",
+            Way::UringBuffered => "uring_buffered",
+            Way::PreadDirect => "pread_direct",
+            Way::PreadBuffered => "pread_buffered",
+            Way::PageCache => "page_cache",
+        }
+    }
+
+    pub(crate) fn of(backend: Backend, direct: bool) -> Way {
+        match (backend, direct) {
+            (Backend::PageCache, _) => Way::PageCache,
+            (Backend::Pread, true) => Way::PreadDirect,
+            (Backend::Pread, false) => Way::PreadBuffered,
+            (_, true) => Way::UringDirect,
+            (_, false) => Way::UringBuffered,
+        }
+    }
+}
+
+/// Delivered payload bytes, by the way they took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BytesByWay(pub(crate) [u64; Way::ALL.len()]);
+
+impl BytesByWay {
+    /// The bytes that went one way.
+    pub fn bytes(&self, way: Way) -> u64 {
+        self.0[way as usize]
+    }
+
+    /// The bytes over all ways.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The ways and their bytes, those with none included.
+    pub fn iter(&self) -> impl Iterator<Item = (Way, u64)> + '_ {
+        Way::ALL.into_iter().map(|way| (way, self.bytes(way)))
+    }
+
+    pub(crate) fn add(&mut self, way: Way, bytes: u64) {
+        self.0[way as usize] += bytes;
+    }
+}
+
+impl std::ops::AddAssign for BytesByWay {
+    fn add_assign(&mut self, other: Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, bytes)| *sum += bytes);
+    }
+}
+
+/// Payload bytes of a read that are copied from where they were read to where they are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// First byte within the window that was read.
+    pub(crate) from: u32,
+    /// First byte within the slot.
+    pub(crate) to: usize,
+    pub(crate) len: u32,
+}
+
+/// A copy out of a staging chunk, done by whoever completes the read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gather {
+    chunk: *const u8,
+    slot: *mut u8,
+    pieces: *const Piece,
+    count: usize,
+}
+
+// SAFETY: the pointers are used only by `run`, whose caller proves that they are valid wherever it runs.
+unsafe impl Send for Gather {}
+
+impl Gather {
+    pub(crate) fn new(chunk: *const u8, slot: *mut u8, pieces: &[Piece]) -> Self {
+        Gather { chunk, slot, pieces: pieces.as_ptr(), count: pieces.len() }
+    }
+
+    /// Copies every piece.
+    ///
+    /// # Safety
+    /// The slice of pieces is still alive; every piece lies within the chunk and within the slot; the chunk was
+    /// filled up to the end of every piece; and nobody else touches these bytes of either meanwhile.
+    pub(crate) unsafe fn run(&self) {
+        // SAFETY: the caller vouches for the slice.
+        for piece in unsafe { std::slice::from_raw_parts(self.pieces, self.count) } {
+            // SAFETY: the caller vouches for both ranges; chunk and slot are different mappings.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.chunk.add(piece.from as usize),
+                    self.slot.add(piece.to),
+                    piece.len as usize,
+                );
+            }
+        }
+    }
+}
+
+/// One read as a backend sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    /// Comes back with the completion. At most one read in flight has it.
+    pub(crate) token: u32,
+    /// The place of the file among the open ones, as told to the `FileObserver`.
+    pub(crate) file: u32,
+    pub(crate) fd: RawFd,
+    pub(crate) offset: u64,
+    pub(crate) dest: *mut u8,
+    pub(crate) len: u32,
+    /// The registered region that `dest..dest + len` lies in.
+    pub(crate) region: u32,
+    /// The data is in the page cache: reading it is a copy that keeps a processor busy, not a wait for a disk.
+    pub(crate) cached: bool,
+    /// How many bytes the read must bring for its copy to be possible, and that copy. A backend that reads in
+    /// threads of its own does the copy there; others leave it to the caller.
+    pub(crate) gather: Option<(u32, Gather)>,
+}
+
+// SAFETY: the pointers are only written through by the kernel or the thread that does the read; see `Reader::start`.
+unsafe impl Send for Request {}
+
+/// What became of a read.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    pub(crate) token: u32,
+    pub(crate) result: Result<u32, ReadFailure>,
+    /// The copy of the request was done.
+    pub(crate) gathered: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum ReadFailure {
+    Errno(i32),
+    /// The thread that read panicked, with this message.
+    Panicked(String),
+}
+
+/// A part of memory that reads land in, for registration with the kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region {
+    pub(crate) start: *mut u8,
+    pub(crate) len: usize,
+}
+
+/// Moves ranges of files into memory: submit reads, reap completions.
+///
+/// At most as many reads are in flight as the reader was built for. Dropping it waits for all of them.
+pub(crate) trait Reader: FileObserver {
+    /// Starts a read.
+    ///
+    /// # Safety
+    /// `dest..dest + len` lies in the region named, and it, the descriptor and what the gather points to stay
+    /// valid, and are touched by nobody else, until the completion has been reaped or the reader dropped.
+    unsafe fn start(&mut self, request: Request) -> io::Result<()>;
+
+    /// Appends completed reads to `done`. With `block` it waits until there is at least one; it may only be called
+    /// so while a read is in flight.
+    fn reap(&mut self, block: bool, done: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// What the reader had to do without, in words.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+}

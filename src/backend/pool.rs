@@ -1,0 +1,123 @@
+//! Reads by `pread` from a fixed set of threads.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::{Completion, ReadFailure, Reader, Request};
+use crate::storage::FileObserver;
+use crate::{Error, ErrorKind, Result};
+
+/// Threads that each do one `pread` at a time, and the copy that follows it, if any.
+#[derive(Debug)]
+pub(crate) struct PoolReader {
+    /// `None` only while dropping: a closed channel ends the threads.
+    requests: Option<Sender<Request>>,
+    completions: Receiver<Completion>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl PoolReader {
+    /// Starts `depth` threads; as many reads can be in flight.
+    pub(crate) fn new(depth: u32) -> Result<Self> {
+        let (requests, incoming) = bounded(depth as usize);
+        let (outgoing, completions) = bounded(depth as usize);
+        let mut pool = PoolReader { requests: Some(requests), completions, threads: Vec::new() };
+        for i in 0..depth {
+            let (incoming, outgoing) = (incoming.clone(), outgoing.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("gpufeed-read-{i}"))
+                .stack_size(128 << 10)
+                .spawn(move || work(&incoming, &outgoing))
+                .map_err(|e| {
+                    Error::new(ErrorKind::Io, format!("cannot start reading thread {i} of {depth}"))
+                        .caused_by(e)
+                })?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+}
+
+fn work(requests: &Receiver<Request>, completions: &Sender<Completion>) {
+    for request in requests {
+        let outcome = catch_unwind(AssertUnwindSafe(|| read(&request)));
+        let completion = match outcome {
+            Ok(completion) => completion,
+            Err(panic) => Completion {
+                token: request.token,
+                result: Err(ReadFailure::Panicked(crate::loader::panic_message(&*panic))),
+                gathered: false,
+            },
+        };
+        if completions.send(completion).is_err() {
+            return;
+        }
+    }
+}
+
+fn read(request: &Request) -> Completion {
+    let result = loop {
+        // SAFETY: whoever started the read keeps destination and descriptor valid until it is reaped, and nobody
+        // else touches the destination meanwhile.
+        let n = unsafe {
+            libc::pread(request.fd, request.dest.cast(), request.len as usize, request.offset as libc::off_t)
+        };
+        match u32::try_from(n) {
+            Ok(n) => break Ok(n),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                errno => break Err(ReadFailure::Errno(errno.unwrap_or(libc::EIO))),
+            },
+        }
+    };
+    let gathered = match (request.gather, &result) {
+        (Some((need, gather)), Ok(n)) if *n >= need => {
+            // SAFETY: the window is filled as far as the copy needs it, the pieces stay alive until the read is
+            // reaped, and chunk and slot belong to this read alone.
+            unsafe { gather.run() };
+            true
+        }
+        _ => false,
+    };
+    Completion { token: request.token, result, gathered }
+}
+
+impl FileObserver for PoolReader {
+    fn opened(&mut self, _index: u32, _fd: RawFd) {}
+    fn closing(&mut self, _index: u32) {}
+}
+
+impl Reader for PoolReader {
+    unsafe fn start(&mut self, request: Request) -> io::Result<()> {
+        // Both fail only when every thread is gone, which the threads never are before `drop`.
+        let sender = self.requests.as_ref().ok_or_else(gone)?;
+        sender.send(request).map_err(|_| gone())
+    }
+
+    fn reap(&mut self, block: bool, done: &mut Vec<Completion>) -> io::Result<()> {
+        if block {
+            done.push(self.completions.recv().map_err(|_| gone())?);
+        }
+        done.extend(self.completions.try_iter());
+        Ok(())
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the reading threads are gone")
+}
+
+impl Drop for PoolReader {
+    fn drop(&mut self) {
+        // Threads finish the reads that were started, then find the channel closed.
+        self.requests = None;
+        for thread in self.threads.drain(..) {
+            // A panic inside a read was caught and reported there; nothing is left to say here.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `gpufeed load`: epochs of a dataset, through the loader.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use gpufeed::{Batch, ColumnView, Dtype, Loader};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::options::{DatasetArgs, LoaderArgs};
+use crate::{interrupt, output};
+
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    dataset: DatasetArgs,
+    #[command(flatten)]
+    loader: LoaderArgs,
+    /// SHA-256 over the delivered sample bytes, in the order of delivery, over all epochs. A sample's bytes are
+    /// those of its columns, one after the other.
+    #[arg(long)]
+    digest: bool,
+    /// Write the delivered sample numbers to this file, one a line.
+    #[arg(long, value_name = "FILE")]
+    order_out: Option<PathBuf>,
+    /// Print the first N batches: their samples and the first values of each column.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    show: u64,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    samples: u64,
+    batches: u64,
+    bytes: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+impl Load {
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        // The clock includes opening files, allocating memory and starting threads: a user waits for those too.
+        let (start, cpu_start) = (Instant::now(), output::cpu_seconds());
+        let dataset = self.dataset.open()?;
+        let mut loader = self.loader.build(dataset)?;
+        interrupt::stops(loader.stop_handle());
+
+        let mut totals = Totals::default();
+        let mut digest = self.digest.then(Sha256::new);
+        let mut order = match &self.order_out {
+            Some(path) => Some(BufWriter::new(
+                File::create(path).with_context(|| format!("{}: cannot create it", path.display()))?,
+            )),
+            None => None,
+        };
+        let progress = self.progress(&loader);
+        for epoch in 0..self.loader.epochs {
+            for batch in loader.epoch(epoch)? {
+                let batch = batch?;
+                if totals.batches < self.show {
+                    progress.suspend(|| self.print(&batch));
+                }
+                if let Some(digest) = &mut digest {
+                    hash(digest, &batch);
+                }
+                if let Some(order) = &mut order {
+                    for sample in batch.samples() {
+                        writeln!(order, "{sample}")?;
+                    }
+                }
+                let bytes: usize = batch.columns().map(|column| column.bytes().len()).sum();
+                totals.samples += batch.len() as u64;
+                totals.batches += 1;
+                totals.bytes += bytes as u64;
+                progress.inc(bytes as u64);
+            }
+        }
+        totals.seconds = start.elapsed().as_secs_f64();
+        totals.cpu_seconds = output::cpu_seconds() - cpu_start;
+        progress.finish_and_clear();
+        if let Some(mut order) = order {
+            order.flush().context("cannot write the order")?;
+        }
+        let digest = digest.map(|digest| hex(&digest.finalize()));
+        if self.json {
+            output::json(&self.as_json(&loader, &totals, digest))
+        } else {
+            self.as_text(&loader, &totals, digest);
+            Ok(())
+        }
+    }
+
+    fn progress(&self, loader: &Loader) -> ProgressBar {
+        let bytes = loader.samples_per_epoch() * loader.dataset().sample_bytes() * self.loader.epochs;
+        let bar = ProgressBar::new(bytes); // to standard error, and hidden where that is no terminal
+        let style = ProgressStyle::with_template(
+            "{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+        );
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    }
+
+    fn print(&self, batch: &Batch) {
+        let mut text = format!(
+            "epoch {} batch {}: {} samples: {}\n",
+            batch.epoch(),
+            batch.index(),
+            batch.len(),
+            few(batch.samples().iter(), batch.len())
+        );
+        for column in batch.columns() {
+            let (name, dtype, shape) = (column.name(), column.dtype(), column.shape());
+            text += &format!("  {name:8} {dtype} {shape:?}: {}\n", values(&column));
+        }
+        if self.json { eprint!("{text}") } else { print!("{text}") }
+    }
+
+    fn as_json(&self, loader: &Loader, totals: &Totals, digest: Option<String>) -> Value {
+        let (report, memory) = (loader.report(), loader.memory());
+        let (gb_per_s, gib_per_s) = output::rates(totals.bytes, totals.seconds);
+        let ways: Map<String, Value> =
+            report.bytes_by_way.iter().map(|(way, bytes)| (way.name().into(), bytes.into())).collect();
+        let not_direct: Vec<_> = report
+            .not_direct
+            .iter()
+            .map(|it| json!({ "reason": it.reason, "first": it.first.display().to_string(), "files": it.files }))
+            .collect();
+        let passed_over: Vec<_> = report
+            .passed_over
+            .iter()
+            .map(|it| json!({ "backend": it.backend.name(), "reason": it.reason }))
+            .collect();
+        let mut all = json!({
+            "samples": totals.samples,
+            "batches": totals.batches,
+            "bytes": totals.bytes,
+            "seconds": totals.seconds,
+            "gb_per_s": gb_per_s,
+            "gib_per_s": gib_per_s,
+            "cpu_seconds": totals.cpu_seconds,
+            "peak_rss_bytes": output::peak_rss_bytes(),
+            "pinned_bytes": memory.pinned_bytes,
+            "device_bytes": memory.device_bytes,
+            "device": "host",
+            "backend": report.backend.name(),
+            "backend_reason": report.backend_reason,
+            "passed_over": passed_over,
+            "not_direct": not_direct,
+            "notes": report.notes,
+            "bytes_by_way": ways,
+            "bytes_read": report.bytes_read,
+            "epochs": self.loader.epochs,
+        });
+        if let Some(digest) = digest {
+            all["digest"] = digest.into();
+        }
+        all
+    }
+
+    fn as_text(&self, loader: &Loader, totals: &Totals, digest: Option<String>) {
+        let (report, memory) = (loader.report(), loader.memory());
+        let (gb_per_s, gib_per_s) = output::rates(totals.bytes, totals.seconds);
+        println!(
+            "{} samples in {} batches over {} epochs: {} in {:.3} s, {gb_per_s:.3} GB/s ({gib_per_s:.3} GiB/s), {:.3} CPU s",
+            totals.samples,
+            totals.batches,
+            self.loader.epochs,
+            output::size(totals.bytes),
+            totals.seconds,
+            totals.cpu_seconds
+        );
+        println!("backend {}: {}", report.backend, report.backend_reason);
+        let ways: Vec<_> = report
+            .bytes_by_way
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(way, bytes)| format!("{} by {}", output::size(bytes), way.name()))
+            .collect();
+        println!("read: {}; {} with alignment", ways.join(", "), output::size(report.bytes_read));
+        for it in &report.not_direct {
+            println!(
+                "not direct: {} of {} files: {} (first: {})",
+                it.files,
+                loader.dataset().files().len(),
+                it.reason,
+                it.first.display()
+            );
+        }
+        for note in &report.notes {
+            println!("note: {note}");
+        }
+        println!(
+            "memory: ring {}, staging {}, peak resident {}",
+            output::size(memory.device_bytes),
+            output::size(memory.pinned_bytes),
+            output::size(output::peak_rss_bytes())
+        );
+        if let Some(digest) = digest {
+            println!("sha256 of the samples as delivered: {digest}");
+        }
+    }
+}
+
+/// Adds a batch's samples, each with its columns one after the other, so that the size of batches does not matter.
+fn hash(digest: &mut Sha256, batch: &Batch) {
+    let columns: Vec<_> = batch.columns().collect();
+    if let [only] = columns[..] {
+        return digest.update(only.bytes());
+    }
+    for row in 0..batch.len() {
+        for column in &columns {
+            digest.update(column.sample(row).unwrap_or_default());
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The first of `all` values.
+fn few(values: impl Iterator<Item = impl std::fmt::Display>, all: usize) -> String {
+    const SHOWN: usize = 16;
+    let mut shown: Vec<_> = values.take(SHOWN).map(|value| value.to_string()).collect();
+    if all > SHOWN {
+        shown.push("...".into());
+    }
+    shown.join(" ")
+}
+
+fn values(column: &ColumnView<'_>) -> String {
+    fn list<T: bytemuck::AnyBitPattern + std::fmt::Display>(column: &ColumnView<'_>) -> String {
+        match column.elements::<T>() {
+            Ok(values) => few(values.iter(), values.len()),
+            Err(error) => error.to_string(),
+        }
+    }
+    match column.dtype() {
+        Dtype::U8 | Dtype::Bool => list::<u8>(column),
+        Dtype::I8 => list::<i8>(column),
+        Dtype::U16 => list::<u16>(column),
+        Dtype::I16 => list::<i16>(column),
+        Dtype::U32 => list::<u32>(column),
+        Dtype::I32 => list::<i32>(column),
+        Dtype::U64 => list::<u64>(column),
+        Dtype::I64 => list::<i64>(column),
+        Dtype::F32 => list::<f32>(column),
+        Dtype::F64 => list::<f64>(column),
+        _ => format!(
+            "bytes {}",
+            few(column.bytes().iter().map(|byte| format!("{byte:02x}")), column.bytes().len())
+        ),
+    }
+}

@@ -1,0 +1,192 @@
+//! From a path alone to a dataset: `dataset.json`, or a look at the files.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::builder::{Layout, column};
+use super::manifest::{self, Manifest, ManifestFormat};
+use super::{Dataset, Dtype, Format, npy};
+use crate::storage::{expand, matching, open_regular};
+use crate::{Error, ErrorKind, Result};
+
+/// How to open a path as a dataset, where its files alone do not tell.
+///
+/// ```no_run
+/// // A folder of raw records of 224 x 224 x 3 bytes.
+/// let dataset = gpufeed::OpenOptions::new().record_bytes(150_528).open("data/train")?;
+/// # Ok::<(), gpufeed::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    format: Option<Format>,
+    record_bytes: Option<u64>,
+}
+
+impl OpenOptions {
+    /// Nothing is known but the path.
+    pub fn new() -> Self {
+        OpenOptions::default()
+    }
+
+    /// The files are of this format.
+    #[must_use]
+    pub fn format(mut self, format: Format) -> Self {
+        self.format = Some(format);
+        self
+    }
+
+    /// The files are raw records of this many bytes each, delivered as `u8`.
+    #[must_use]
+    pub fn record_bytes(mut self, bytes: u64) -> Self {
+        self.record_bytes = Some(bytes);
+        self
+    }
+
+    /// Opens a folder, a file, or a pattern of the shell. A folder with a `dataset.json` is what that says.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`]; also when the options contradict each other or the folder's `dataset.json`.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Dataset> {
+        let path = path.as_ref();
+        match (self.format, self.record_bytes) {
+            (_, Some(0)) => return Err(Error::argument("the record size is 0 bytes; it must be at least 1")),
+            (Some(Format::Records), None) if !path.join(manifest::FILE_NAME).exists() => {
+                return Err(Error::argument("raw records need their size in bytes (--record-bytes)"));
+            }
+            (Some(format @ Format::Npy), Some(_)) => {
+                return Err(Error::argument(format!(
+                    "a record size contradicts the format {}",
+                    format.name()
+                )));
+            }
+            _ => {}
+        }
+        let manifest_path = path.join(manifest::FILE_NAME);
+        if path.is_dir() && manifest_path.exists() {
+            let dataset = from_manifest(path, &manifest_path)?;
+            return self.agrees_with(&dataset, &manifest_path).map(|()| dataset);
+        }
+        let paths = expand(path, manifest::FILE_NAME)?;
+        let format = match (self.format, self.record_bytes) {
+            (_, Some(_)) => Format::Records,
+            (Some(format), None) => format,
+            (None, None) => detect(&paths)?,
+        };
+        let layout = match format {
+            Format::Records => {
+                Layout::Records { dtype: Dtype::U8, shape: vec![self.record_bytes.unwrap_or_default()] }
+            }
+            Format::Npy => Layout::Npy { dtype: None, shape: None },
+        };
+        Dataset::assemble(vec![column("data".into(), paths, layout)?])
+    }
+}
+
+impl OpenOptions {
+    /// A folder's own word counts; options may repeat it, and must not contradict it.
+    fn agrees_with(&self, dataset: &Dataset, manifest: &Path) -> Result<()> {
+        for column in dataset.columns() {
+            let found = (column.format(), column.sample_bytes());
+            let wanted = (self.format.unwrap_or(found.0), self.record_bytes.unwrap_or(found.1));
+            if found != wanted {
+                return Err(Error::argument(format!(
+                    "column {:?} is {} with samples of {} bytes; {} with {} bytes was asked for",
+                    column.name(),
+                    found.0.name(),
+                    found.1,
+                    wanted.0.name(),
+                    wanted.1
+                ))
+                .at(manifest));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn from_manifest(folder: &Path, path: &Path) -> Result<Dataset> {
+    const LARGEST: u64 = 16 << 20;
+    let (file, metadata) = open_regular(path, 0)?;
+    if metadata.len() > LARGEST {
+        return Err(Error::data(path, format!("it has {} bytes; a dataset.json is small", metadata.len())));
+    }
+    let mut text = vec![0; metadata.len() as usize];
+    file.read_exact_at(&mut text, 0).map_err(|e| Error::io(path, "cannot read it", e))?;
+    let Manifest { columns } = manifest::parse(path, &text)?;
+    let parts = columns.into_iter().map(|it| {
+        let files = matching(folder, &it.files)?;
+        if files.is_empty() {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("column {:?}: no file in the folder matches {:?}", it.name, it.files),
+            )
+            .at(path));
+        }
+        let layout = match it.format {
+            ManifestFormat::Records => {
+                let (dtype, shape) = it.record_shape();
+                Layout::Records { dtype, shape }
+            }
+            ManifestFormat::Npy => Layout::Npy { dtype: it.dtype, shape: it.shape },
+        };
+        column(it.name, files, layout)
+    });
+    Dataset::assemble(parts.collect::<Result<_>>()?)
+}
+
+/// The one format that all files have by their first bytes. Names only help to say what else a file may be.
+fn detect(paths: &[PathBuf]) -> Result<Format> {
+    let mut found: Option<(&Path, Format)> = None;
+    for path in paths {
+        let (file, metadata) = open_regular(path, 0)?;
+        if metadata.len() == 0 {
+            return Err(Error::data(path, "the shard is empty"));
+        }
+        let format = detect_one(path, &file, metadata.len())?;
+        match found {
+            Some((first, known)) if known != format => {
+                return Err(Error::data(
+                    path,
+                    format!("it is {}, but {} is {}", format.name(), first.display(), known.name()),
+                ));
+            }
+            _ => found = Some((path, format)),
+        }
+    }
+    found.map(|(_, format)| format).ok_or_else(|| Error::argument("there are no files"))
+}
+
+fn detect_one(path: &Path, file: &File, len: u64) -> Result<Format> {
+    let mut head = [0u8; 512];
+    let head = &mut head[..len.min(512) as usize];
+    file.read_exact_at(head, 0).map_err(|e| Error::io(path, "cannot read its first bytes", e))?;
+    if head.starts_with(npy::MAGIC) {
+        return Ok(Format::Npy);
+    }
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    if extension == "npy" {
+        // It says why it is not.
+        npy::read_header(path, file, len)?;
+    }
+    let known = match () {
+        () if head.starts_with(b"PK\x03\x04") => Some("a zip archive (as .npz is)"),
+        () if head.starts_with(b"\x1f\x8b") => Some("gzip-compressed"),
+        () if head.starts_with(b"version https://git-lfs") => {
+            Some("a git-LFS pointer, not the data that it points to (git lfs pull)")
+        }
+        () if head.len() >= 262 && &head[257..262] == b"ustar" => Some("a tar archive"),
+        () if extension == "safetensors" => Some("safetensors"),
+        () if extension == "tfrecord" => Some("TFRecord"),
+        () => None,
+    };
+    Err(match known {
+        Some(what) => {
+            Error::new(ErrorKind::Unsupported, format!("it is {what}, which is not read yet")).at(path)
+        }
+        None => Error::data(
+            path,
+            "its content tells no format; if it holds raw records, give their size (--record-bytes) or a dataset.json",
+        ),
+    })
+}

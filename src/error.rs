@@ -1,0 +1,205 @@
+//! The one error type of the crate.
+//!
+//! An [`Error`] says what went wrong in a single line that names the file, the offset and the cause where there
+//! are any. [`Error::kind`] says what a caller can do about it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What a caller can do about an [`Error`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A path does not exist, or a pattern matched nothing. Correct the path.
+    NotFound,
+    /// An argument or a combination of them makes no sense. Correct the call.
+    InvalidArgument,
+    /// A file's content is not what its format demands: malformed, truncated, or of another kind.
+    InvalidData,
+    /// A file is well-formed but uses something that this crate does not read, such as object arrays.
+    Unsupported,
+    /// A file is not the one that was indexed: it was replaced, truncated or written to. Index the dataset again.
+    Changed,
+    /// The operating system refused or failed an operation on a file.
+    Io,
+    /// A backend that was named by the caller does not work here. The message says why.
+    Unavailable,
+    /// Memory that the loader needs does not fit into what it may use.
+    OutOfMemory,
+    /// Every slot of the ring is lent out and none came back in time. Drop batches, or raise the prefetch depth.
+    SlotsExhausted,
+    /// The loader was asked to stop.
+    Stopped,
+    /// A thread of the loader panicked. The loader is closed; build another.
+    Panicked,
+    /// The loader was closed by an earlier error.
+    Closed,
+}
+
+/// The error of every fallible function of this crate.
+///
+/// Its `Display` is one line: the path, what happened, and where. The operating system's own error, if there is
+/// one, is the [`source`](std::error::Error::source).
+pub struct Error(Box<Inner>);
+
+#[derive(thiserror::Error)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    path: Option<PathBuf>,
+    range: Option<(u64, u64)>,
+    backend: Option<&'static str>,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The result of every fallible function of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The file that the error is about, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// The first byte of the file range that the error is about.
+    pub fn offset(&self) -> Option<u64> {
+        self.0.range.map(|(offset, _)| offset)
+    }
+
+    /// The length in bytes of the file range that the error is about.
+    pub fn length(&self) -> Option<u64> {
+        self.0.range.map(|(_, length)| length)
+    }
+
+    /// The name of the backend that failed, if one was at work.
+    pub fn backend(&self) -> Option<&'static str> {
+        self.0.backend
+    }
+
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Error(Box::new(Inner {
+            kind,
+            message: message.into(),
+            path: None,
+            range: None,
+            backend: None,
+            source: None,
+        }))
+    }
+
+    pub(crate) fn argument(message: impl Into<String>) -> Self {
+        Error::new(ErrorKind::InvalidArgument, message)
+    }
+
+    /// Malformed content of `path`.
+    pub(crate) fn data(path: &Path, message: impl Into<String>) -> Self {
+        Error::new(ErrorKind::InvalidData, message).at(path)
+    }
+
+    /// An operation on `path` that the operating system failed. A missing file gets the kind `NotFound`.
+    pub(crate) fn io(path: &Path, what: impl Into<String>, source: std::io::Error) -> Self {
+        let kind = match source.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            _ => ErrorKind::Io,
+        };
+        Error::new(kind, what).at(path).caused_by(source)
+    }
+
+    pub(crate) fn at(mut self, path: &Path) -> Self {
+        self.0.path = Some(path.to_path_buf());
+        self
+    }
+
+    pub(crate) fn range(mut self, offset: u64, length: u64) -> Self {
+        self.0.range = Some((offset, length));
+        self
+    }
+
+    pub(crate) fn by(mut self, backend: &'static str) -> Self {
+        self.0.backend = Some(backend);
+        self
+    }
+
+    pub(crate) fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{}: ", path.display())?;
+        }
+        f.write_str(&self.message)?;
+        match (self.range, self.backend) {
+            (Some((offset, length)), Some(backend)) => {
+                write!(f, " (offset {offset}, {length} bytes, backend {backend})")
+            }
+            (Some((offset, length)), None) => write!(f, " (offset {offset}, {length} bytes)"),
+            (None, Some(backend)) => write!(f, " (backend {backend})"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("kind", &self.0.kind)
+            .field("message", &self.0.to_string())
+            .field("source", &self.0.source)
+            .finish()
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&*self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn an_error_names_file_place_backend_and_cause() {
+        let e = Error::io(Path::new("/d/shard-3.bin"), "read failed", std::io::Error::from_raw_os_error(5))
+            .range(4096, 512)
+            .by("uring");
+        assert_eq!(e.to_string(), "/d/shard-3.bin: read failed (offset 4096, 512 bytes, backend uring)");
+        assert_eq!(e.kind(), ErrorKind::Io);
+        assert_eq!((e.offset(), e.length(), e.backend()), (Some(4096), Some(512), Some("uring")));
+        assert!(e.source().unwrap().to_string().contains("os error 5"));
+    }
+
+    #[test]
+    fn a_missing_file_is_told_from_a_failing_one() {
+        let missing =
+            Error::io(Path::new("x"), "cannot open", std::io::Error::from_raw_os_error(libc::ENOENT));
+        let refused =
+            Error::io(Path::new("x"), "cannot open", std::io::Error::from_raw_os_error(libc::EACCES));
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        assert_eq!(refused.kind(), ErrorKind::Io);
+    }
+}

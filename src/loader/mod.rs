@@ -1,0 +1,350 @@
+//! The loader: from a dataset to batches in memory, read ahead of the training step.
+
+mod batch;
+mod builder;
+mod pipeline;
+mod plan;
+mod ring;
+mod stats;
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, select};
+
+pub use batch::{Batch, ColumnView};
+pub use builder::LoaderBuilder;
+pub use stats::NotDirect;
+
+use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
+use crate::dataset::Dataset;
+use crate::order::Batches;
+use crate::{Error, ErrorKind, Result};
+use pipeline::{Command, Delivery};
+use ring::Ring;
+use stats::Stats;
+
+/// Feeds batches of a dataset into memory, epoch after epoch.
+///
+/// A loader owns one thread that reads (and, for `pread` and `page-cache`, threads that it reads with), a ring of
+/// slots for batches, and staging memory for reads that cannot land in a slot: all of it allocated when it is
+/// built. Dropping it, or an [`Epoch`] or [`Batch`] of it, is safe at any moment.
+///
+/// ```no_run
+/// use gpufeed::{Dataset, Loader, Shuffle};
+///
+/// let dataset = Dataset::open("datasets/digits")?;
+/// let mut loader = Loader::builder(dataset).batch_size(64).shuffle(Shuffle::Full).seed(7).build()?;
+/// for epoch in 0..3 {
+///     for batch in loader.epoch(epoch)? {
+///         let batch = batch?;
+///         let images: &[u8] = batch.column("image").unwrap().bytes();
+///         // ...
+///     }
+/// }
+/// # Ok::<(), gpufeed::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Loader {
+    shared: Arc<Shared>,
+    settings: Settings,
+    /// `None` only while dropping: a closed channel ends the thread.
+    commands: Option<Sender<Command>>,
+    deliveries: Receiver<Delivery>,
+    thread: Option<JoinHandle<()>>,
+    stop: StopHandle,
+    stopped: Receiver<()>,
+    /// Why the loader takes no more calls.
+    closed: Option<String>,
+}
+
+/// What loader, epochs and batches share.
+#[derive(Debug)]
+struct Shared {
+    dataset: Arc<Dataset>,
+    ring: Arc<Ring>,
+    stats: Arc<Stats>,
+    cancel: Arc<AtomicBool>,
+}
+
+/// What a loader was built with, defaults filled in.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) batches: Batches,
+    pub(crate) prefetch: u32,
+    pub(crate) queue_depth: u32,
+    pub(crate) io_bytes: u32,
+    pub(crate) lend_timeout: Duration,
+    pub(crate) chosen: Chosen,
+    pub(crate) staging_bytes: u64,
+}
+
+/// The memory that a loader has allocated, in bytes. It stays the same from `build` until the loader is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// The ring of slots that batches are delivered in.
+    pub device_bytes: u64,
+    /// Host memory for I/O that is not the ring itself: the staging chunks.
+    pub pinned_bytes: u64,
+}
+
+/// Which way the bytes went so far, and why.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Report {
+    /// The backend in use.
+    pub backend: Backend,
+    /// Why this one.
+    pub backend_reason: String,
+    /// The backends that `auto` would have preferred, and why they do not work here.
+    pub passed_over: Vec<Unavailable>,
+    /// Payload bytes read, by the way they took. Batches that were read ahead and not yet delivered count.
+    pub bytes_by_way: BytesByWay,
+    /// Bytes read, with what alignment added.
+    pub bytes_read: u64,
+    /// Why files were not read directly, though the backend would; known at the end of each epoch.
+    pub not_direct: Vec<NotDirect>,
+    /// What the backend had to do without, such as registered buffers; known at the end of each epoch.
+    pub notes: Vec<String>,
+}
+
+impl Loader {
+    /// A builder with the default settings.
+    pub fn builder(dataset: impl Into<Arc<Dataset>>) -> LoaderBuilder {
+        LoaderBuilder::new(dataset.into())
+    }
+
+    /// The batches of an epoch, in its order. Reading ahead starts at once.
+    ///
+    /// # Errors
+    /// `Closed` after a panic in one of the loader's threads. An error of an earlier epoch does not close it.
+    pub fn epoch(&mut self, epoch: u64) -> Result<Epoch<'_>> {
+        if let Some(why) = &self.closed {
+            return Err(Error::new(ErrorKind::Closed, format!("the loader was closed: {why}")));
+        }
+        self.shared.cancel.store(false, Ordering::Release);
+        let sent =
+            self.commands.as_ref().is_some_and(|commands| commands.send(Command::Start { epoch }).is_ok());
+        if !sent {
+            return Err(self.why_gone());
+        }
+        let left = self.settings.batches.count();
+        Ok(Epoch { loader: self, epoch, left, ended: false })
+    }
+
+    /// The dataset.
+    pub fn dataset(&self) -> &Dataset {
+        &self.shared.dataset
+    }
+
+    /// Batches in an epoch.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.settings.batches.count()
+    }
+
+    /// Samples delivered in an epoch, padding included.
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.settings.batches.delivered()
+    }
+
+    /// How many batches are read ahead of the caller.
+    pub fn prefetch(&self) -> u32 {
+        self.settings.prefetch
+    }
+
+    /// How many reads are in flight at once.
+    pub fn queue_depth(&self) -> u32 {
+        self.settings.queue_depth
+    }
+
+    /// The most bytes that one read asks for.
+    pub fn io_bytes(&self) -> u32 {
+        self.settings.io_bytes
+    }
+
+    /// The memory that the loader has allocated.
+    pub fn memory(&self) -> MemoryUse {
+        MemoryUse { device_bytes: self.shared.ring.bytes(), pinned_bytes: self.settings.staging_bytes }
+    }
+
+    /// Which way the bytes went so far, and why.
+    pub fn report(&self) -> Report {
+        let stats = &self.shared.stats;
+        Report {
+            backend: self.settings.chosen.backend,
+            backend_reason: self.settings.chosen.reason.clone(),
+            passed_over: self.settings.chosen.passed_over.clone(),
+            bytes_by_way: stats.bytes_by_way(),
+            bytes_read: stats.bytes_read(),
+            not_direct: stats.not_direct(),
+            notes: stats.notes(),
+        }
+    }
+
+    /// Payload bytes read from a file of the dataset so far: around the page cache, and through it.
+    ///
+    /// `file` counts the dataset's [`files`](Dataset::files); `None` beyond the last.
+    pub fn file_bytes(&self, file: usize) -> Option<(u64, u64)> {
+        (file < self.shared.dataset.files().len()).then(|| self.shared.stats.file(file))
+    }
+
+    /// A handle by which another thread, such as one that waits for signals, ends the present and all later epochs.
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// The reading thread has ended before its loader: says why, and closes the loader.
+    fn why_gone(&mut self) -> Error {
+        let why = match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => format!("the reading thread panicked: {}", panic_message(&*panic)),
+            _ => "the reading thread has ended".into(),
+        };
+        self.closed = Some(why.clone());
+        Error::new(ErrorKind::Panicked, why)
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.cancel.store(true, Ordering::Release);
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic that no epoch was there to report has nobody left to hear of it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends a loader's epochs from another thread.
+#[derive(Debug, Clone)]
+pub struct StopHandle(Sender<()>);
+
+impl StopHandle {
+    /// Makes the present and every later epoch end with an error of the kind
+    /// [`Stopped`](crate::ErrorKind::Stopped), at once. Only atomics and a wake-up; safe from any thread.
+    pub fn stop(&self) {
+        // The channel has room for one message, which nobody takes out: the first one stops for good.
+        let _ = self.0.try_send(());
+    }
+}
+
+/// The batches of one epoch.
+///
+/// Ends early when dropped: reads in flight are waited for, what was read ahead is discarded, and the loader is
+/// ready for its next epoch. After an error it yields nothing more.
+#[derive(Debug)]
+pub struct Epoch<'l> {
+    loader: &'l mut Loader,
+    epoch: u64,
+    left: u64,
+    /// The pipeline has said that the epoch is over.
+    ended: bool,
+}
+
+impl Epoch<'_> {
+    /// The number of the epoch.
+    pub fn number(&self) -> u64 {
+        self.epoch
+    }
+
+    fn receive(&mut self) -> Result<Option<Batch>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let loader = &mut *self.loader;
+        let delivery = loop {
+            // `select!` takes any that is ready; a stop comes first.
+            if !loader.stopped.is_empty() {
+                return Err(Error::new(ErrorKind::Stopped, "the loader was asked to stop"));
+            }
+            select! {
+                recv(loader.deliveries) -> delivery => break delivery,
+                recv(loader.stopped) -> _ => loader.stop.stop(), // put back for later epochs
+                default(loader.settings.lend_timeout) => {
+                    let (lent, slots) = (loader.shared.ring.lent(), loader.shared.ring.slots());
+                    if lent == slots {
+                        return Err(Error::new(ErrorKind::SlotsExhausted, format!(
+                            "all {slots} slots of the ring are lent out and none came back in {:?}; drop batches, or build the loader with a larger prefetch",
+                            loader.settings.lend_timeout
+                        )));
+                    }
+                }
+            }
+        };
+        match delivery {
+            Ok(Delivery::Batch(ready)) => {
+                self.left = self.left.saturating_sub(1);
+                let shared = &loader.shared;
+                Ok(Some(Batch::new(ready.lend(&shared.ring), Arc::clone(&shared.dataset), self.epoch)))
+            }
+            Ok(Delivery::End) => {
+                self.ended = true;
+                Ok(None)
+            }
+            Ok(Delivery::Failed(error)) => {
+                self.ended = true;
+                Err(error)
+            }
+            Err(_) => {
+                self.ended = true;
+                Err(loader.why_gone())
+            }
+        }
+    }
+
+    /// Tells the pipeline to stop, and takes back everything that it has delivered.
+    fn finish(&mut self) {
+        self.left = 0;
+        if self.ended {
+            return;
+        }
+        self.ended = true;
+        self.loader.shared.cancel.store(true, Ordering::Release);
+        if let Some(commands) = &self.loader.commands {
+            let _ = commands.send(Command::Cancel);
+        }
+        loop {
+            match self.loader.deliveries.recv() {
+                Ok(Delivery::Batch(ready)) => ready.discard(&self.loader.shared.ring),
+                Ok(Delivery::End | Delivery::Failed(_)) => return,
+                // The thread is gone; the next call says why.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Iterator for Epoch<'_> {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.receive().transpose();
+        if !matches!(next, Some(Ok(_))) {
+            self.finish();
+        }
+        next
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        (0, Some(left))
+    }
+}
+
+impl std::iter::FusedIterator for Epoch<'_> {}
+
+impl Drop for Epoch<'_> {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// The text of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}

@@ -1,0 +1,306 @@
+//! From the samples of a batch to the reads that bring them.
+//!
+//! Samples that are neighbours both in the file and in the batch form a run. A run is read straight into the slot
+//! where direct I/O's boundaries allow; the rest goes through a staging chunk, from which the payload is copied.
+
+use crate::Result;
+use crate::backend::Piece;
+use crate::dataset::Dataset;
+use crate::storage::FileMode;
+
+/// Where the columns of a batch lie in a slot. The same for every slot and every batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    pub(crate) columns: Vec<ColumnRegion>,
+    /// The size of a slot in bytes: a multiple of the page size.
+    pub(crate) slot_bytes: usize,
+    /// The size of a staging chunk, and the most bytes that one read asks for.
+    pub(crate) io_bytes: u32,
+    /// Every read goes through a staging chunk, as the two-copy baseline does.
+    pub(crate) stage_all: bool,
+}
+
+/// The part of a slot that one column may use: `SLACK` bytes, the payload, and `SLACK` bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ColumnRegion {
+    pub(crate) start: usize,
+    pub(crate) sample_bytes: u64,
+    /// Alignment of the column's elements in memory.
+    pub(crate) align: u32,
+}
+
+/// Room around the payload for blocks that are only partly payload. Files that need larger blocks are staged.
+const SLACK: u32 = 4096;
+
+/// A run shorter than this whose ends are not on boundaries is staged whole: one read instead of up to three.
+const WORTH_SPLITTING: u64 = 256 << 10;
+
+impl Layout {
+    /// `None` if the size of a slot overflows.
+    pub(crate) fn new(dataset: &Dataset, batch_size: u64, io_bytes: u32, stage_all: bool) -> Option<Layout> {
+        let mut columns = Vec::new();
+        let mut start = 0usize;
+        for column in dataset.columns() {
+            let (sample_bytes, align) = (column.sample_bytes(), column.dtype().alignment() as u32);
+            columns.push(ColumnRegion { start, sample_bytes, align });
+            let payload = usize::try_from(batch_size.checked_mul(sample_bytes)?).ok()?;
+            start = payload
+                .checked_next_multiple_of(4096)?
+                .checked_add(2 * SLACK as usize)?
+                .checked_add(start)?;
+        }
+        (start <= isize::MAX as usize / 2).then_some(Layout {
+            columns,
+            slot_bytes: start,
+            io_bytes,
+            stage_all,
+        })
+    }
+}
+
+/// One read of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlannedRead {
+    pub(crate) file: u32,
+    pub(crate) offset: u64,
+    /// Bytes asked for; a multiple of the file's alignment, and possibly beyond the end of the file.
+    pub(crate) len: u32,
+    /// Bytes that must come: up to the last one that is payload.
+    pub(crate) need: u32,
+    /// Bytes of payload.
+    pub(crate) payload: u32,
+    pub(crate) target: Target,
+}
+
+/// Where a read lands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// In the slot, from this byte on.
+    Slot(usize),
+    /// In a staging chunk, from which `pieces[from..from + count]` are copied.
+    Chunk { from: u32, count: u32 },
+}
+
+/// The reads of one batch, and where its columns start. Reused for batch after batch.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) reads: Vec<PlannedRead>,
+    pub(crate) pieces: Vec<Piece>,
+    /// For each column the first byte of its payload in the slot.
+    pub(crate) starts: Vec<usize>,
+}
+
+/// Payload that is neighbours in the file and in the batch.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    file: u32,
+    mode: FileMode,
+    offset: u64,
+    len: u64,
+    /// First byte within the column's payload.
+    at: u64,
+}
+
+/// Payload that has to be staged.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    file: u32,
+    align: u64,
+    offset: u64,
+    len: u64,
+    to: usize,
+}
+
+/// Makes plans, and keeps the memory that it needs for that.
+#[derive(Debug, Default)]
+pub(crate) struct Planner {
+    runs: Vec<Run>,
+    parts: Vec<Part>,
+}
+
+impl Planner {
+    /// Plans the reads of a batch of `samples`. `mode_of` says how a file is read, and may have to open it for that.
+    pub(crate) fn plan(
+        &mut self,
+        plan: &mut Plan,
+        layout: &Layout,
+        dataset: &Dataset,
+        samples: &[u64],
+        mut mode_of: impl FnMut(u32) -> Result<FileMode>,
+    ) -> Result<()> {
+        plan.reads.clear();
+        plan.pieces.clear();
+        plan.starts.clear();
+        for (column, region) in dataset.columns().iter().zip(&layout.columns) {
+            self.runs.clear();
+            self.parts.clear();
+            let bytes = region.sample_bytes;
+            for (i, &sample) in samples.iter().enumerate() {
+                let place = dataset.locate(column, sample);
+                match self.runs.last_mut() {
+                    Some(run) if run.file == place.file && run.offset + run.len == place.offset => {
+                        run.len += bytes
+                    }
+                    _ => {
+                        let mode = mode_of(place.file)?;
+                        let at = i as u64 * bytes;
+                        self.runs.push(Run { file: place.file, mode, offset: place.offset, len: bytes, at });
+                    }
+                }
+            }
+            let start = region.start + best_phase(&self.runs, region, layout) as usize;
+            let total = samples.len() as u64 * bytes;
+            for i in 0..self.runs.len() {
+                self.place(plan, layout, self.runs[i], start, total);
+            }
+            plan.starts.push(start);
+            self.stage(plan, layout);
+        }
+        plan.reads.sort_unstable_by_key(|read| (read.file, read.offset));
+        Ok(())
+    }
+
+    /// Sends a run straight to the slot as far as boundaries allow; what is left becomes parts to be staged.
+    fn place(&mut self, plan: &mut Plan, layout: &Layout, run: Run, start: usize, total: u64) {
+        let align = u64::from(run.mode.align);
+        let to = start + run.at as usize;
+        let (lo, hi) = (run.offset, run.offset + run.len);
+        let part = |from: u64, until: u64| Part {
+            file: run.file,
+            align,
+            offset: from,
+            len: until - from,
+            to: to + (from - lo) as usize,
+        };
+        if !lands(&run, start, layout) {
+            return self.parts.push(part(lo, hi));
+        }
+        // Only at the ends of the column's payload is there room for the rest of a block.
+        let (first, last) = (run.at == 0, run.at + run.len == total);
+        let direct_lo = if first { down(lo, align) } else { up(lo, align) };
+        let direct_hi = if last { up(hi, align) } else { down(hi, align) };
+        let whole = direct_lo <= lo && hi <= direct_hi;
+        if !whole && (run.len < WORTH_SPLITTING || direct_hi <= direct_lo) {
+            return self.parts.push(part(lo, hi));
+        }
+        if direct_lo > lo {
+            self.parts.push(part(lo, direct_lo));
+        }
+        if direct_hi < hi {
+            self.parts.push(part(direct_hi, hi));
+        }
+        for_each_io(direct_lo, direct_hi, align, layout.io_bytes.into(), |from, until| {
+            let payload = (from.max(lo), until.min(hi));
+            plan.reads.push(PlannedRead {
+                file: run.file,
+                offset: from,
+                len: (until - from) as u32,
+                need: (payload.1 - from) as u32,
+                payload: (payload.1 - payload.0) as u32,
+                // `from` may lie before `lo`: by less than a block, which is the slack before the payload.
+                target: Target::Slot((to as u64 + from - lo) as usize),
+            });
+        });
+    }
+
+    /// Joins the parts whose windows touch, and makes a read of each.
+    fn stage(&mut self, plan: &mut Plan, layout: &Layout) {
+        let chunk = u64::from(layout.io_bytes);
+        self.parts.sort_unstable_by_key(|part| (part.file, part.offset));
+        let mut open: Option<(PlannedRead, u64)> = None; // and the end of its window
+        for part in &self.parts {
+            for_each_io(part.offset, part.offset + part.len, part.align, chunk, |from, until| {
+                let to = part.to + (from - part.offset) as usize;
+                let (window, end) = (down(from, part.align), up(until, part.align));
+                let joined = open.filter(|(read, open_end)| {
+                    // A sample that comes twice (padding) can start before a window that its first cut left open.
+                    read.file == part.file
+                        && (read.offset..=*open_end).contains(&window)
+                        && end.max(*open_end) - read.offset <= chunk
+                });
+                let (mut read, read_end) = joined.unwrap_or_else(|| {
+                    plan.reads.extend(open.map(|(read, _)| read));
+                    let target = Target::Chunk { from: plan.pieces.len() as u32, count: 0 };
+                    let read =
+                        PlannedRead { file: part.file, offset: window, len: 0, need: 0, payload: 0, target };
+                    (read, window)
+                });
+                let piece = Piece { from: (from - read.offset) as u32, to, len: (until - from) as u32 };
+                plan.pieces.push(piece);
+                if let Target::Chunk { count, .. } = &mut read.target {
+                    *count += 1;
+                }
+                let end = end.max(read_end);
+                read.len = (end - read.offset) as u32;
+                read.need = read.need.max((until - read.offset) as u32);
+                read.payload += (until - from) as u32;
+                open = Some((read, end));
+            });
+        }
+        plan.reads.extend(open.map(|(read, _)| read));
+    }
+}
+
+/// Whether a run's bytes can be read to where they belong: file offset and address agree modulo the boundary.
+fn lands(run: &Run, start: usize, layout: &Layout) -> bool {
+    let align = u64::from(run.mode.align);
+    let to = start as u64 + run.at;
+    !layout.stage_all && (align == 1 || align <= u64::from(SLACK) && to % align == run.offset % align)
+}
+
+/// How far into its region a column's payload starts, so that most of its bytes need no copy. It keeps the
+/// elements aligned in memory.
+fn best_phase(runs: &[Run], region: &ColumnRegion, layout: &Layout) -> u64 {
+    const CANDIDATES: usize = 8;
+    let phase_for = |run: &Run| {
+        let align = u64::from(run.mode.align).min(SLACK.into());
+        (run.offset % align + align - run.at % align) % align
+    };
+    let landing = |phase: u64| -> u64 {
+        runs.iter().filter(|run| lands(run, region.start + phase as usize, layout)).map(|run| run.len).sum()
+    };
+    let mut best = (0, 0);
+    if layout.stage_all || runs.iter().all(|run| run.mode.align == 1) {
+        return 0;
+    }
+    for (i, run) in runs.iter().take(CANDIDATES).enumerate() {
+        let phase = phase_for(run);
+        let seen = runs[..i].iter().any(|earlier| phase_for(earlier) == phase);
+        if phase % u64::from(region.align) == 0 && !seen {
+            let bytes = landing(phase);
+            if bytes > best.0 {
+                best = (bytes, phase);
+            }
+        }
+    }
+    best.1
+}
+
+/// Cuts `lo..hi` into I/Os of at most `most` bytes and about equal size. Windows around them that are widened to
+/// `align` stay within `most`, which is a multiple of `align`.
+fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, u64)) {
+    let base = down(lo, align);
+    let count = (up(hi, align) - base).div_ceil(most).max(1);
+    // Cuts on page boundaries where that leaves the pieces within `most`.
+    let page = if most % 4096 == 0 { align.max(4096) } else { align };
+    let step = up((up(hi, align) - base).div_ceil(count), page).min(most);
+    let mut from = lo;
+    let mut cut = base + step;
+    while from < hi {
+        let until = cut.min(hi);
+        io(from, until);
+        from = until;
+        cut += step;
+    }
+}
+
+fn down(value: u64, align: u64) -> u64 {
+    value / align * align
+}
+
+fn up(value: u64, align: u64) -> u64 {
+    value.div_ceil(align) * align
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,5 @@
+//! Memory that bytes land in.
+
+mod mapping;
+
+pub(crate) use mapping::HostMapping;

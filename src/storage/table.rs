@@ -1,0 +1,353 @@
+//! The open files of a loader: a bounded set of descriptors, each opened the best way that its file allows.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use super::direct::{Alignment, DirectIo, refuses_direct};
+use super::identity::{FileIdentity, OpenError, open_regular, open_with};
+use super::residency::residency_of;
+use crate::dataset::Dataset;
+use crate::{Error, ErrorKind, Result};
+
+/// How a loader wants its files opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OpenPolicy {
+    /// Around the page cache where the file system can.
+    Direct,
+    /// As `Direct`, but a shard that is in the page cache already is read from there.
+    DirectUnlessCached,
+    /// Through the page cache.
+    Buffered,
+}
+
+/// A shard with at least this share in the page cache is read from there: the disk would be asked for data that is
+/// in memory already, and direct I/O loses to a copy from memory by a factor.
+const CACHED_FROM: f64 = 0.75;
+
+/// How a file is read for the rest of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileMode {
+    /// Whether reads go around the page cache.
+    pub(crate) direct: bool,
+    /// Whether the file was found in the page cache, so that reads will not wait for a disk.
+    pub(crate) cached: bool,
+    /// Offsets, lengths and memory addresses of reads are multiples of this: 1 for buffered reads.
+    pub(crate) align: u32,
+}
+
+impl FileMode {
+    const BUFFERED: FileMode = FileMode { direct: false, cached: false, align: 1 };
+    const CACHED: FileMode = FileMode { direct: false, cached: true, align: 1 };
+}
+
+/// Why files were not read directly.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PassedOver {
+    pub(crate) reason: String,
+    pub(crate) first: std::path::PathBuf,
+    pub(crate) files: u64,
+}
+
+/// What a backend is told when descriptors come and go, so that it can register them with the kernel.
+pub(crate) trait FileObserver {
+    fn opened(&mut self, index: u32, fd: RawFd);
+    fn closing(&mut self, index: u32);
+}
+
+#[derive(Debug)]
+struct Entry {
+    file: u32,
+    handle: File,
+    /// Reads that use the descriptor at the moment; it is not closed before this is 0.
+    users: u32,
+    /// Used since the clock hand last passed.
+    recent: bool,
+}
+
+const CLOSED: u32 = u32::MAX;
+
+/// A bounded set of open files, with the least recently used closed first (by the clock algorithm).
+#[derive(Debug)]
+pub(crate) struct FileTable {
+    dataset: Arc<Dataset>,
+    policy: OpenPolicy,
+    /// Reads are never longer than this, so an alignment beyond it cannot be met.
+    io_bytes: u32,
+    entries: Vec<Entry>,
+    capacity: usize,
+    hand: usize,
+    /// For each file its place in `entries`, or `CLOSED`.
+    place: Vec<u32>,
+    /// For each file how it is read, once that has been found out in this epoch.
+    modes: Vec<Option<FileMode>>,
+    /// What one real direct read showed, per device.
+    proofs: HashMap<u64, DirectIo>,
+    /// Descriptors that were replaced while reads still used them.
+    retired: Vec<File>,
+    passed_over: Vec<PassedOver>,
+}
+
+impl FileTable {
+    pub(crate) fn new(dataset: Arc<Dataset>, policy: OpenPolicy, io_bytes: u32) -> Self {
+        let files = dataset.files().len();
+        FileTable {
+            dataset,
+            policy,
+            io_bytes,
+            entries: Vec::new(),
+            capacity: descriptor_limit().min(files.max(1)),
+            hand: 0,
+            place: vec![CLOSED; files],
+            modes: vec![None; files],
+            proofs: HashMap::new(),
+            retired: Vec::new(),
+            passed_over: Vec::new(),
+        }
+    }
+
+    /// The most files that are open at once.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Why files were not read directly, so far.
+    pub(crate) fn passed_over(&self) -> &[PassedOver] {
+        &self.passed_over
+    }
+
+    /// Forgets how files are read, since what is in the page cache changes between epochs. No read may be in flight.
+    pub(crate) fn start_epoch(&mut self, observer: &mut dyn FileObserver) {
+        self.retired.clear();
+        if self.policy == OpenPolicy::DirectUnlessCached {
+            while let Some(entry) = self.entries.pop() {
+                observer.closing(self.entries.len() as u32);
+                self.place[entry.file as usize] = CLOSED;
+            }
+            self.modes.fill(None);
+            self.passed_over.clear();
+        }
+    }
+
+    /// How `file` is read; opens it to find out, if need be.
+    pub(crate) fn mode(&mut self, file: u32, observer: &mut dyn FileObserver) -> Result<FileMode> {
+        match self.modes[file as usize] {
+            Some(mode) => Ok(mode),
+            None => {
+                self.place_of(file, observer)?;
+                // Opening a file settles its mode.
+                Ok(self.modes[file as usize].unwrap_or(FileMode::BUFFERED))
+            }
+        }
+    }
+
+    /// Keeps `file` open until `release`. Returns its place, its descriptor and how it is read now.
+    pub(crate) fn acquire(
+        &mut self,
+        file: u32,
+        observer: &mut dyn FileObserver,
+    ) -> Result<(u32, RawFd, FileMode)> {
+        let place = self.place_of(file, observer)?;
+        let entry = &mut self.entries[place as usize];
+        entry.users += 1;
+        entry.recent = true;
+        Ok((place, entry.handle.as_raw_fd(), self.modes[file as usize].unwrap_or(FileMode::BUFFERED)))
+    }
+
+    pub(crate) fn release(&mut self, file: u32) {
+        let place = self.place[file as usize];
+        if let Some(entry) = self.entries.get_mut(place as usize) {
+            entry.users = entry.users.saturating_sub(1);
+        }
+    }
+
+    /// Reads `file` through the page cache from now on, since a direct read was refused. Its users stay valid.
+    pub(crate) fn fall_back(
+        &mut self,
+        file: u32,
+        reason: &str,
+        observer: &mut dyn FileObserver,
+    ) -> Result<RawFd> {
+        let place = self.place_of(file, observer)?;
+        if self.modes[file as usize].is_some_and(|mode| mode.direct) {
+            let (path, identity) = self.facts(file);
+            let (handle, now) = open_regular(path, 0)?;
+            check_identity(path, identity, &FileIdentity::of(&now))?;
+            self.pass_over(file, reason);
+            self.modes[file as usize] = Some(FileMode::BUFFERED);
+            observer.closing(place);
+            observer.opened(place, handle.as_raw_fd());
+            let old = std::mem::replace(&mut self.entries[place as usize].handle, handle);
+            self.retired.push(old);
+        }
+        Ok(self.entries[place as usize].handle.as_raw_fd())
+    }
+
+    fn facts(&self, file: u32) -> (&std::path::Path, &FileIdentity) {
+        let file = &self.dataset.files()[file as usize];
+        (&file.path, &file.identity)
+    }
+
+    fn place_of(&mut self, file: u32, observer: &mut dyn FileObserver) -> Result<u32> {
+        let place = self.place[file as usize];
+        if place != CLOSED {
+            self.entries[place as usize].recent = true;
+            return Ok(place);
+        }
+        // A place is made first, so that the limit on descriptors holds during the open too.
+        let free = self.make_room()?;
+        let handle = self.open(file)?;
+        let fd = handle.as_raw_fd();
+        let entry = Entry { file, handle, users: 0, recent: true };
+        let place = match free {
+            Some(place) => {
+                observer.closing(place);
+                let old = std::mem::replace(&mut self.entries[place as usize], entry);
+                self.place[old.file as usize] = CLOSED;
+                place
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u32 - 1
+            }
+        };
+        self.place[file as usize] = place;
+        observer.opened(place, fd);
+        Ok(place)
+    }
+
+    /// `None`: there is room for one more. `Some(place)`: this one may be replaced.
+    fn make_room(&mut self) -> Result<Option<u32>> {
+        if self.entries.len() < self.capacity {
+            return Ok(None);
+        }
+        // Two rounds: the first takes the marks away.
+        for _ in 0..2 * self.entries.len() {
+            self.hand = (self.hand + 1) % self.entries.len();
+            let entry = &mut self.entries[self.hand];
+            if entry.users == 0 && !std::mem::take(&mut entry.recent) {
+                return Ok(Some(self.hand as u32));
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Io,
+            format!(
+                "all of the {} files that may be open at once are in use; raise the limit (ulimit -n)",
+                self.capacity
+            ),
+        ))
+    }
+
+    fn open(&mut self, file: u32) -> Result<File> {
+        let settled = self.modes[file as usize];
+        let dataset = Arc::clone(&self.dataset);
+        let shard = &dataset.files()[file as usize];
+        let (path, identity) = (shard.path.as_path(), &shard.identity);
+        let buffered = || -> Result<File> {
+            let (handle, now) = open_regular(path, 0)?;
+            check_identity(path, identity, &FileIdentity::of(&now))?;
+            Ok(handle)
+        };
+        let want_direct = settled.map_or(self.policy != OpenPolicy::Buffered, |mode| mode.direct);
+        if !want_direct {
+            self.modes[file as usize] = Some(settled.unwrap_or(FileMode::BUFFERED));
+            return buffered();
+        }
+        let (handle, now) = match open_with(path, libc::O_DIRECT) {
+            Ok(opened) => opened,
+            Err(OpenError::Open(error)) if error.raw_os_error().is_some_and(refuses_direct) => {
+                let handle = buffered()?;
+                self.pass_over(file, &format!("the file system refuses to open it with O_DIRECT: {error}"));
+                self.modes[file as usize] = Some(FileMode::BUFFERED);
+                return Ok(handle);
+            }
+            // The same error again, now with its words and the path.
+            Err(_) => open_regular(path, libc::O_DIRECT)?,
+        };
+        check_identity(path, identity, &FileIdentity::of(&now))?;
+        if settled.is_some() {
+            return Ok(handle);
+        }
+        let cached = self.policy == OpenPolicy::DirectUnlessCached
+            && residency_of(&handle, 0..identity.size).is_ok_and(|r| r.fraction() >= CACHED_FROM);
+        let (mode, reason) = if cached {
+            (FileMode::CACHED, Some("it is in the page cache already".to_string()))
+        } else {
+            match self.direct_io(path, identity, &handle)? {
+                DirectIo::Supported(Alignment { memory, offset }) => {
+                    let align = memory.max(offset);
+                    if self.io_bytes % align != 0 {
+                        let reason = format!(
+                            "direct I/O needs multiples of {align} bytes, I/Os are {}",
+                            self.io_bytes
+                        );
+                        (FileMode::BUFFERED, Some(reason))
+                    } else if memory > 4096 {
+                        let reason =
+                            format!("direct I/O needs memory aligned to {memory} bytes, above the page size");
+                        (FileMode::BUFFERED, Some(reason))
+                    } else {
+                        (FileMode { direct: true, cached: false, align }, None)
+                    }
+                }
+                DirectIo::Unsupported(reason) => (FileMode::BUFFERED, Some(reason)),
+            }
+        };
+        let handle = if mode.direct { handle } else { buffered()? };
+        if let Some(reason) = reason {
+            self.pass_over(file, &reason);
+        }
+        self.modes[file as usize] = Some(mode);
+        Ok(handle)
+    }
+
+    /// What the file promises, proven once per device by a real read. A file of its own kind on a proven device
+    /// (compressed, encrypted) still falls back at its first refused read.
+    fn direct_io(
+        &mut self,
+        path: &std::path::Path,
+        identity: &FileIdentity,
+        handle: &File,
+    ) -> Result<DirectIo> {
+        let promised = DirectIo::promised(handle);
+        let DirectIo::Supported(alignment) = promised else { return Ok(promised) };
+        match self.proofs.get(&identity.device) {
+            Some(DirectIo::Supported(_)) => Ok(promised),
+            Some(refused) => Ok(refused.clone()),
+            None => {
+                let proof = DirectIo::proven(handle, alignment).map_err(|e| {
+                    Error::io(path, "a first direct read failed", e).range(0, alignment.offset.into())
+                })?;
+                self.proofs.insert(identity.device, proof.clone());
+                Ok(proof)
+            }
+        }
+    }
+
+    fn pass_over(&mut self, file: u32, reason: &str) {
+        match self.passed_over.iter_mut().find(|known| known.reason == reason) {
+            Some(known) => known.files += 1,
+            None => self.passed_over.push(PassedOver {
+                reason: reason.into(),
+                first: self.dataset.files()[file as usize].path.clone(),
+                files: 1,
+            }),
+        }
+    }
+}
+
+fn check_identity(path: &std::path::Path, indexed: &FileIdentity, now: &FileIdentity) -> Result<()> {
+    match indexed.difference(now) {
+        None => Ok(()),
+        Some(difference) => Err(Error::new(ErrorKind::Changed, difference).at(path)),
+    }
+}
+
+/// At most a quarter of the descriptors that the process may have, and no more than 1024.
+fn descriptor_limit() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives through the call.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    if known { usize::try_from(limit.rlim_cur / 4).unwrap_or(1024).clamp(8, 1024) } else { 64 }
+}
