@@ -48,3 +48,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use loader::{Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, StopHandle};
 pub use order::{LastBatch, Order, Shuffle};
 pub use storage::{Alignment, DirectIo, FileIdentity, Residency, evict, residency};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

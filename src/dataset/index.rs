@@ -190,7 +190,7 @@ impl Dataset {
                 report.shards += 1;
                 report.samples += shard.samples;
                 let boundary = u64::from(boundary);
-                if shard.data_offset % boundary == 0 {
+                if shard.data_offset.is_multiple_of(boundary) {
                     report.aligned_shards += 1;
                 }
                 report.aligned_samples +=
@@ -281,7 +281,7 @@ pub struct AlignmentReport {
 fn count_multiples(start: u64, step: u64, count: u64, of: u64) -> u64 {
     // The offsets repeat modulo `of` after at most `of` steps.
     let period = of / gcd(step % of, of);
-    let hits = |n: u64| (0..n).filter(|i| (start % of + (i * (step % of))) % of == 0).count() as u64;
+    let hits = |n: u64| (0..n).filter(|i| (start % of + (i * (step % of))).is_multiple_of(of)).count() as u64;
     count / period * hits(period) + hits(count % period)
 }
 

@@ -197,7 +197,7 @@ impl LoaderBuilder {
             _ => OpenPolicy::Direct,
         };
         let settings = Settings {
-            batches: batches.clone(),
+            batches,
             prefetch,
             queue_depth: depth,
             io_bytes,

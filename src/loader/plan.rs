@@ -282,7 +282,7 @@ fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, 
     let base = down(lo, align);
     let count = (up(hi, align) - base).div_ceil(most).max(1);
     // Cuts on page boundaries where that leaves the pieces within `most`.
-    let page = if most % 4096 == 0 { align.max(4096) } else { align };
+    let page = if most.is_multiple_of(4096) { align.max(4096) } else { align };
     let step = up((up(hi, align) - base).div_ceil(count), page).min(most);
     let mut from = lo;
     let mut cut = base + step;

@@ -82,7 +82,7 @@ fn glob(pattern: &Path) -> Result<Vec<PathBuf>> {
     if code == 0 {
         for i in 0..found.gl_pathc {
             // SAFETY: on success gl_pathv holds gl_pathc C strings, which live until globfree.
-            let name = unsafe { std::ffi::CStr::from_ptr(*found.gl_pathv.add(i as usize)) };
+            let name = unsafe { std::ffi::CStr::from_ptr(*found.gl_pathv.add(i)) };
             paths.push(PathBuf::from(OsStr::from_bytes(name.to_bytes())));
         }
     }

@@ -277,7 +277,7 @@ impl FileTable {
             match self.direct_io(path, identity, &handle)? {
                 DirectIo::Supported(Alignment { memory, offset }) => {
                     let align = memory.max(offset);
-                    if self.io_bytes % align != 0 {
+                    if !self.io_bytes.is_multiple_of(align) {
                         let reason = format!(
                             "direct I/O needs multiples of {align} bytes, I/Os are {}",
                             self.io_bytes

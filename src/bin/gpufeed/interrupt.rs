@@ -31,8 +31,10 @@ pub(crate) fn stops(handle: StopHandle) {
     *STOP.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(handle);
 }
 
-/// Starts the thread that waits for signals.
+/// Starts the thread that waits for signals. A reader that closes our standard output (`| head`) ends us quietly.
 pub(crate) fn listen() {
+    // SAFETY: no other thread runs yet, and the default action replaces no handler of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let signals = match Signals::new([SIGINT, SIGTERM]) {
         Ok(signals) => signals,
         // Without it a signal ends the process the usual way.
