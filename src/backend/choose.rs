@@ -62,24 +62,29 @@ pub(crate) struct Chosen {
     pub(crate) passed_over: Vec<Unavailable>,
 }
 
+impl Chosen {
+    /// What `auto` takes where io_uring does not work, for this reason.
+    pub(crate) fn instead_of_uring(reason: String) -> Chosen {
+        let refused = Unavailable { backend: Backend::Uring, reason };
+        let reason = format!("the best that works: uring was passed over ({})", refused.reason);
+        Chosen { backend: Backend::Pread, reason, passed_over: vec![refused] }
+    }
+}
+
 /// Takes the backend that was named, or the best that works.
 pub(crate) fn choose(wanted: Backend) -> Result<Chosen, Unavailable> {
     if wanted != Backend::Auto {
         probe(wanted)?;
         return Ok(Chosen { backend: wanted, reason: "it was named".into(), passed_over: Vec::new() });
     }
-    let (backend, reason, passed_over) = match probe(Backend::Uring) {
-        Ok(_) => (
-            Backend::Uring,
-            "io_uring works and keeps one thread busy, whatever the queue depth".into(),
-            vec![],
-        ),
-        Err(refused) => {
-            let reason = format!("the best that works: uring was passed over ({})", refused.reason);
-            (Backend::Pread, reason, vec![refused])
-        }
-    };
-    Ok(Chosen { backend, reason, passed_over })
+    match probe(Backend::Uring) {
+        Ok(_) => Ok(Chosen {
+            backend: Backend::Uring,
+            reason: "io_uring works and keeps one thread busy, whatever the queue depth".into(),
+            passed_over: Vec::new(),
+        }),
+        Err(refused) => Ok(Chosen::instead_of_uring(refused.reason)),
+    }
 }
 
 #[cfg(test)]

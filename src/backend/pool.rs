@@ -60,6 +60,8 @@ fn work(requests: &Receiver<Request>, completions: &Sender<Completion>) {
 }
 
 fn read(request: &Request) -> Completion {
+    #[cfg(test)]
+    assert_ne!(request.fd, super::testing::PANICS, "as the test asks");
     let result = loop {
         // SAFETY: whoever started the read keeps destination and descriptor valid until it is reaped, and nobody
         // else touches the destination meanwhile.

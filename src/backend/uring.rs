@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use io_uring::types::{Fd, Fixed};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -177,11 +178,18 @@ impl Drop for UringReader {
 
 fn make_ring(depth: u32) -> Result<IoUring, NoRing> {
     // Newer kernels do less work per completion with these; older ones refuse them with EINVAL.
-    let fast = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth);
-    let made = match fast {
+    let make = || match IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(depth),
         made => made,
     };
+    let mut made = make();
+    // The kernel gives back the locked memory of a ring some time after it was closed.
+    for wait in [1, 4, 16, 64, 256] {
+        if made.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOMEM)) {
+            std::thread::sleep(Duration::from_millis(wait));
+            made = make();
+        }
+    }
     let ring = made.map_err(|error| NoRing(in_words(&error, &disabled_setting())))?;
     let mut probe = Probe::new();
     let known = ring.submitter().register_probe(&mut probe).is_ok();
@@ -215,8 +223,8 @@ fn in_words(error: &io::Error, disabled: &Option<String>) -> String {
         }
         (Some(libc::ENOMEM), _) => {
             return format!(
-                "io_uring: no memory for a ring; on kernels before 5.12 it counts as locked memory, whose limit \
-                 (ulimit -l, RLIMIT_MEMLOCK) is {}: {error}",
+                "io_uring: no memory for a ring; all rings of a user, and the buffers registered with them, may count \
+                 as locked memory together, whose limit (ulimit -l, RLIMIT_MEMLOCK) is {}: {error}",
                 locked_memory_limit()
             );
         }

@@ -11,7 +11,7 @@ use super::plan::Layout;
 use super::ring::{Ring, Staging};
 use super::stats::Stats;
 use super::{Loader, Settings, Shared, StopHandle};
-use crate::backend::{Backend, PoolReader, Reader, Region, UringReader, choose};
+use crate::backend::{Backend, Chosen, PoolReader, Reader, Region, UringReader, choose};
 use crate::dataset::Dataset;
 use crate::order::{Batches, LastBatch, Shuffle};
 use crate::storage::{FileTable, OpenPolicy};
@@ -104,6 +104,8 @@ impl LoaderBuilder {
     }
 
     /// Reads in flight at once, from 1 to 4096; for `pread` and `page-cache` that many threads. Default: 16.
+    ///
+    /// A dataset of more files than may be open at once (a quarter of `ulimit -n`) gets fewer reads than that.
     pub fn queue_depth(mut self, reads: u32) -> Self {
         self.queue_depth = reads;
         self
@@ -136,7 +138,18 @@ impl LoaderBuilder {
     /// `InvalidArgument` for settings that make no sense (a batch size of 0; one above the dataset's length with
     /// [`LastBatch::Drop`], since no batch would come); `Unavailable` if the named backend does not work here;
     /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is.
-    pub fn build(self) -> Result<Loader> {
+    pub fn build(mut self) -> Result<Loader> {
+        let chosen = choose(self.backend)?;
+        match self.build_with(chosen) {
+            // It worked when it was tried out a moment ago: locked memory is short, and others take it too.
+            Err(error) if self.backend == Backend::Auto && error.kind() == ErrorKind::Unavailable => {
+                self.build_with(Chosen::instead_of_uring(error.to_string()))
+            }
+            built => built,
+        }
+    }
+
+    fn build_with(&mut self, chosen: Chosen) -> Result<Loader> {
         let batches = Batches::new(self.dataset.len(), self.batch_size, self.last_batch)?;
         let depth = self.queue_depth;
         if !(1..=4096).contains(&depth) {
@@ -154,13 +167,23 @@ impl LoaderBuilder {
         // An I/O or a slot beyond the largest file or a whole epoch would only take memory.
         let largest = self.dataset.files().iter().map(|file| file.identity().size).max().unwrap_or(0);
         let useful = largest.checked_next_multiple_of(64 << 10).unwrap_or(LARGEST_IO);
-        let io_bytes = self.io_bytes.next_multiple_of(4096).min(useful).min(LARGEST_IO) as u32;
+        let io_bytes = self.io_bytes.min(LARGEST_IO).next_multiple_of(4096).min(useful) as u32;
         let rows = match self.last_batch {
             LastBatch::Short => self.batch_size.min(self.dataset.len()),
             _ => self.batch_size,
         };
 
-        let chosen = choose(self.backend)?;
+        let policy = match (self.backend, chosen.backend) {
+            (Backend::Auto, _) => OpenPolicy::DirectUnlessCached,
+            (_, Backend::PageCache) => OpenPolicy::Buffered,
+            _ => OpenPolicy::Direct,
+        };
+        let files = FileTable::new(Arc::clone(&self.dataset), policy, io_bytes);
+        // Every read in flight may be of another file, and planning opens one more.
+        let depth = match files.capacity() {
+            capacity if capacity < self.dataset.files().len() => depth.min(capacity as u32 - 1),
+            _ => depth,
+        };
         let layout = Layout::new(&self.dataset, rows, io_bytes, chosen.backend == Backend::PageCache)
             .ok_or_else(|| {
                 let one = self.dataset.sample_bytes();
@@ -191,11 +214,6 @@ impl LoaderBuilder {
         let staging = Staging::new(depth, io_bytes as usize)?;
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
-        let policy = match (self.backend, chosen.backend) {
-            (Backend::Auto, _) => OpenPolicy::DirectUnlessCached,
-            (_, Backend::PageCache) => OpenPolicy::Buffered,
-            _ => OpenPolicy::Direct,
-        };
         let settings = Settings {
             batches,
             prefetch,
@@ -226,9 +244,8 @@ impl LoaderBuilder {
             cancel: Arc::clone(&cancel),
             stats: Arc::clone(&stats),
         };
-        let files = FileTable::new(Arc::clone(&self.dataset), policy, io_bytes);
         #[cfg(test)]
-        let wrap = self.wrap;
+        let wrap = self.wrap.take();
         let (started, starting) = bounded(1);
         let pipeline_ring = Arc::clone(&ring);
         let thread = std::thread::Builder::new()
@@ -255,13 +272,14 @@ impl LoaderBuilder {
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start the reading thread").caused_by(e))?;
         let loader = Loader {
-            shared: Arc::new(Shared { dataset: self.dataset, ring, stats, cancel }),
+            shared: Arc::new(Shared { dataset: Arc::clone(&self.dataset), ring, stats, cancel }),
             settings,
             commands: Some(commands),
             deliveries,
             thread: Some(thread),
             stop: StopHandle(stop),
             stopped,
+            running: false,
             closed: None,
         };
         match starting.recv() {

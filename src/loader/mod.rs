@@ -57,6 +57,8 @@ pub struct Loader {
     thread: Option<JoinHandle<()>>,
     stop: StopHandle,
     stopped: Receiver<()>,
+    /// An epoch was started, and that it is over has not been heard yet.
+    running: bool,
     /// Why the loader takes no more calls.
     closed: Option<String>,
 }
@@ -126,14 +128,36 @@ impl Loader {
         if let Some(why) = &self.closed {
             return Err(Error::new(ErrorKind::Closed, format!("the loader was closed: {why}")));
         }
+        // Nothing is left of an epoch that was dropped; one that was forgotten is still running.
+        self.end_epoch();
         self.shared.cancel.store(false, Ordering::Release);
         let sent =
             self.commands.as_ref().is_some_and(|commands| commands.send(Command::Start { epoch }).is_ok());
         if !sent {
             return Err(self.why_gone());
         }
+        self.running = true;
         let left = self.settings.batches.count();
-        Ok(Epoch { loader: self, epoch, left, ended: false })
+        Ok(Epoch { loader: self, epoch, left })
+    }
+
+    /// Tells the pipeline to stop, and takes back everything that it has delivered.
+    fn end_epoch(&mut self) {
+        if !std::mem::take(&mut self.running) {
+            return;
+        }
+        self.shared.cancel.store(true, Ordering::Release);
+        if let Some(commands) = &self.commands {
+            let _ = commands.send(Command::Cancel);
+        }
+        loop {
+            match self.deliveries.recv() {
+                Ok(Delivery::Batch(ready)) => ready.discard(&self.shared.ring),
+                Ok(Delivery::End | Delivery::Failed(_)) => return,
+                // The thread is gone; the next call says why.
+                Err(_) => return,
+            }
+        }
     }
 
     /// The dataset.
@@ -241,8 +265,6 @@ pub struct Epoch<'l> {
     loader: &'l mut Loader,
     epoch: u64,
     left: u64,
-    /// The pipeline has said that the epoch is over.
-    ended: bool,
 }
 
 impl Epoch<'_> {
@@ -252,10 +274,10 @@ impl Epoch<'_> {
     }
 
     fn receive(&mut self) -> Result<Option<Batch>> {
-        if self.ended {
+        let loader = &mut *self.loader;
+        if !loader.running {
             return Ok(None);
         }
-        let loader = &mut *self.loader;
         let delivery = loop {
             // `select!` takes any that is ready; a stop comes first.
             if !loader.stopped.is_empty() {
@@ -282,39 +304,26 @@ impl Epoch<'_> {
                 Ok(Some(Batch::new(ready.lend(&shared.ring), Arc::clone(&shared.dataset), self.epoch)))
             }
             Ok(Delivery::End) => {
-                self.ended = true;
+                loader.running = false;
                 Ok(None)
             }
             Ok(Delivery::Failed(error)) => {
-                self.ended = true;
+                loader.running = false;
+                if error.kind() == ErrorKind::Panicked {
+                    loader.closed = Some(error.to_string());
+                }
                 Err(error)
             }
             Err(_) => {
-                self.ended = true;
+                loader.running = false;
                 Err(loader.why_gone())
             }
         }
     }
 
-    /// Tells the pipeline to stop, and takes back everything that it has delivered.
     fn finish(&mut self) {
         self.left = 0;
-        if self.ended {
-            return;
-        }
-        self.ended = true;
-        self.loader.shared.cancel.store(true, Ordering::Release);
-        if let Some(commands) = &self.loader.commands {
-            let _ = commands.send(Command::Cancel);
-        }
-        loop {
-            match self.loader.deliveries.recv() {
-                Ok(Delivery::Batch(ready)) => ready.discard(&self.loader.shared.ring),
-                Ok(Delivery::End | Delivery::Failed(_)) => return,
-                // The thread is gone; the next call says why.
-                Err(_) => return,
-            }
-        }
+        self.loader.end_epoch();
     }
 }
 
@@ -348,3 +357,6 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
+
+#[cfg(test)]
+mod tests;

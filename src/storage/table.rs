@@ -84,8 +84,8 @@ pub(crate) struct FileTable {
     modes: Vec<Option<FileMode>>,
     /// What one real direct read showed, per device.
     proofs: HashMap<u64, DirectIo>,
-    /// Descriptors that were replaced while reads still used them.
-    retired: Vec<File>,
+    /// Descriptors that were replaced while reads still used them, and their places.
+    retired: Vec<(u32, File)>,
     passed_over: Vec<PassedOver>,
 }
 
@@ -159,6 +159,9 @@ impl FileTable {
         let place = self.place[file as usize];
         if let Some(entry) = self.entries.get_mut(place as usize) {
             entry.users = entry.users.saturating_sub(1);
+            if entry.users == 0 && !self.retired.is_empty() {
+                self.retired.retain(|(known, _)| *known != place);
+            }
         }
     }
 
@@ -179,7 +182,7 @@ impl FileTable {
             observer.closing(place);
             observer.opened(place, handle.as_raw_fd());
             let old = std::mem::replace(&mut self.entries[place as usize].handle, handle);
-            self.retired.push(old);
+            self.retired.push((place, old));
         }
         Ok(self.entries[place as usize].handle.as_raw_fd())
     }

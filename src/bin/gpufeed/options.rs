@@ -45,8 +45,8 @@ impl DatasetArgs {
 #[derive(Debug, Args)]
 pub(crate) struct LoaderArgs {
     /// Where batches are delivered: this version delivers into host memory.
-    #[arg(long, default_value = "auto", value_name = "auto|host")]
-    device: String,
+    #[arg(long, default_value = "auto", value_name = "auto|host", value_parser = parse_device)]
+    _device: String,
     /// The way to read: auto, uring, pread or page-cache.
     #[arg(long, default_value_t = Backend::Auto)]
     backend: Backend,
@@ -81,13 +81,6 @@ pub(crate) struct LoaderArgs {
 
 impl LoaderArgs {
     pub(crate) fn build(&self, dataset: Dataset) -> anyhow::Result<Loader> {
-        match self.device.as_str() {
-            "auto" | "host" => {}
-            gpu if gpu.starts_with("cuda:") => {
-                anyhow::bail!("device {gpu}: this version delivers into host memory only (--device host)")
-            }
-            other => anyhow::bail!("unknown device {other:?}; known are auto, host"),
-        }
         let mut builder = Loader::builder(dataset)
             .backend(self.backend)
             .batch_size(self.batch_size)
@@ -103,6 +96,16 @@ impl LoaderArgs {
             builder = builder.memory_limit(bytes);
         }
         Ok(builder.build()?)
+    }
+}
+
+fn parse_device(text: &str) -> Result<String, String> {
+    match text {
+        "auto" | "host" => Ok(text.into()),
+        gpu if gpu.starts_with("cuda:") => {
+            Err(format!("device {gpu}: this version delivers into host memory only (--device host)"))
+        }
+        other => Err(format!("unknown device {other:?}; known are auto, host")),
     }
 }
 
