@@ -24,8 +24,10 @@ pub enum ErrorKind {
     Io,
     /// A backend that was named by the caller does not work here. The message says why.
     Unavailable,
-    /// Memory that the loader needs does not fit into what it may use.
+    /// Memory that is needed, of the host or of a device, does not fit into what there is or may be used.
     OutOfMemory,
+    /// A GPU or its driver failed, or was used in a way that it does not allow.
+    Device,
     /// Every slot of the ring is lent out and none came back in time. Drop batches, or raise the prefetch depth.
     SlotsExhausted,
     /// The loader was asked to stop.

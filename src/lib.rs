@@ -9,8 +9,8 @@
 //!
 //! for batch in loader.epoch(0)? {
 //!     let batch = batch?;
-//!     let images: &[u8] = batch.column("image")?.bytes(); // 64 images of 8 x 8 bytes
-//!     let labels: &[u8] = batch.column("label")?.bytes();
+//!     let images: &[u8] = batch.column("image")?.bytes()?; // 64 images of 8 x 8 bytes
+//!     let labels: &[u8] = batch.column("label")?.bytes()?;
 //!     assert_eq!((images.len(), labels.len()), (64 * 64, 64));
 //! } // each batch gives its slot back here
 //!
@@ -41,11 +41,14 @@ mod order;
 mod storage;
 
 pub use backend::{Backend, BytesByWay, Capabilities, Unavailable, Way};
+/// The CUDA crate whose streams and slices the GPU side of the interface takes.
+pub use cudarc;
 pub use dataset::{
     AlignmentReport, Column, Dataset, DatasetBuilder, Dtype, Format, OpenOptions, ShardFile, Shards,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use loader::{Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, StopHandle};
+pub use memory::{Device, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle};
 pub use storage::{Alignment, DirectIo, FileIdentity, Residency, evict, residency};
 

@@ -1,6 +1,8 @@
-//! Every backend against one naive reader: `std::fs::read`, and a slice of it.
+//! Every backend against one naive reader: `std::fs::read`, and a slice of it. All of it runs twice: with batches in host
+//! memory, and on an emulated GPU.
 
 mod common;
+mod cuda_common;
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -14,7 +16,7 @@ use common::{
     assert_batch, backends, direct_here, expected, folder, make_cold, noise, npy, run, write, write_shards,
 };
 use gpufeed::{
-    Backend, Dataset, Dtype, ErrorKind, LastBatch, Loader, OpenOptions, Order, Shuffle, Way, evict, residency,
+    Backend, Dataset, Dtype, ErrorKind, LastBatch, OpenOptions, Order, Shuffle, Way, evict, residency,
 };
 
 fn records(paths: Vec<PathBuf>, record: u64) -> Arc<Dataset> {
@@ -41,7 +43,7 @@ fn conform(record: usize, shards: &[usize], batches: &[u64], io_bytes: &[u64]) {
                         }
                         // Else `auto` would find them in the page cache, and leave its direct ways untried.
                         paths.iter().for_each(|path| evict(path).unwrap());
-                        let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).io_bytes(io);
+                        let builder = common::loader(Arc::clone(&dataset)).backend(backend).io_bytes(io);
                         let builder = builder.batch_size(batch).shuffle(shuffle).seed(11).last_batch(last);
                         let mut loader = builder.queue_depth(8).build().unwrap();
                         let order = Order::new(samples, 11, 4, shuffle);
@@ -106,7 +108,7 @@ fn a_file_of_any_length_is_read_to_its_last_byte() {
             for backend in backends() {
                 for shuffle in common::SHUFFLES {
                     evict(&path).unwrap();
-                    let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
+                    let builder = common::loader(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
                     let builder = builder.last_batch(LastBatch::Short).queue_depth(2).io_bytes(4096);
                     let mut loader = builder.batch_size(dataset.len()).build().unwrap();
                     for batch in loader.epoch(0).unwrap() {
@@ -143,7 +145,7 @@ fn every_offset_and_length_near_the_edges_of_blocks_comes_right() {
                 // Batches of 1, so that each of the two lies alone in its slot, and of 2.
                 for batch in [1, 2] {
                     evict(path).unwrap();
-                    let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).batch_size(batch);
+                    let builder = common::loader(Arc::clone(&dataset)).backend(backend).batch_size(batch);
                     let mut loader = builder.queue_depth(2).io_bytes(4096).build().unwrap();
                     assert_eq!(run(&mut loader, 0).0, payload, "{offset} {len} {backend}");
                 }
@@ -176,11 +178,11 @@ fn offsets_beyond_two_gigabytes_are_not_cut_off() {
     };
     // The last samples of the file, padded by its first ones: the order of an epoch puts all of them in two batches.
     for backend in backends() {
-        let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).batch_size(64);
+        let builder = common::loader(Arc::clone(&dataset)).backend(backend).batch_size(64);
         let mut loader = builder.io_bytes(4 << 30).queue_depth(1).prefetch(1).build().unwrap();
         assert!(loader.io_bytes() < 1 << 31, "an I/O of 4 GiB is clamped");
         drop(loader.epoch(0).unwrap().next().unwrap().unwrap());
-        let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).batch_size(8);
+        let builder = common::loader(Arc::clone(&dataset)).backend(backend).batch_size(8);
         let mut loader = builder.shuffle(Shuffle::Full).queue_depth(4).prefetch(1).build().unwrap();
         // The epochs whose first batch has one of the samples with a marker.
         let marked = [2047, 2048, 3071];
@@ -193,9 +195,10 @@ fn offsets_beyond_two_gigabytes_are_not_cut_off() {
                 continue;
             }
             let batch = loader.epoch(epoch).unwrap().next().unwrap().unwrap();
-            let column = batch.column("data").unwrap();
+            let bytes = common::bytes_of(&batch.column("data").unwrap());
+            let size = bytes.len() / batch.len();
             for (row, &sample) in batch.samples().iter().enumerate() {
-                assert!(column.sample(row).unwrap() == naive(sample), "sample {sample} by {backend}");
+                assert!(bytes[row * size..][..size] == *naive(sample), "sample {sample} by {backend}");
             }
             found.extend(hits);
         }
@@ -231,7 +234,7 @@ fn columns_of_several_formats_come_side_by_side() {
         for shuffle in common::SHUFFLES {
             dataset.files().iter().for_each(|file| evict(file.path()).unwrap());
             let builder =
-                Loader::builder(Arc::clone(&dataset)).backend(backend).batch_size(9).shuffle(shuffle);
+                common::loader(Arc::clone(&dataset)).backend(backend).batch_size(9).shuffle(shuffle);
             let mut loader = builder.last_batch(LastBatch::Short).io_bytes(4096).build().unwrap();
             for batch in loader.epoch(0).unwrap() {
                 let batch = batch.unwrap();
@@ -239,8 +242,11 @@ fn columns_of_several_formats_come_side_by_side() {
                 let label = batch.column("label").unwrap();
                 assert_eq!((label.shape(), label.dtype()), (vec![batch.len() as u64], Dtype::I64));
                 let first = i64::from_le_bytes(naive(1, batch.samples()[0]).try_into().unwrap());
-                assert_eq!(label.elements::<i64>().unwrap()[0], first);
-                assert_eq!(batch.column("weight").unwrap().elements::<f32>().unwrap().len(), batch.len());
+                if batch.devices() == [gpufeed::Device::Host] {
+                    assert_eq!(label.elements::<i64>().unwrap()[0], first);
+                    let weights = batch.column("weight").unwrap().elements::<f32>().unwrap();
+                    assert_eq!(weights.len(), batch.len());
+                }
                 assert_eq!(label.elements::<u8>().unwrap_err().kind(), ErrorKind::InvalidArgument);
                 let error = batch.column("mask").unwrap_err().to_string();
                 assert!(error.contains("mask") && error.contains("image, label, weight"), "{error}");
@@ -259,7 +265,7 @@ fn an_array_whose_header_ends_on_a_block_is_ordinary() {
         let dataset = Arc::new(Dataset::open(&path).unwrap());
         for backend in backends() {
             evict(&path).unwrap();
-            let mut loader = Loader::builder(Arc::clone(&dataset)).backend(backend).build().unwrap();
+            let mut loader = common::loader(Arc::clone(&dataset)).backend(backend).build().unwrap();
             assert_eq!(run(&mut loader, 0).0, data);
         }
     }
@@ -274,7 +280,7 @@ fn epochs_differ_and_repeat_whatever_reads_them() {
     for backend in backends() {
         for (prefetch, depth, io) in [(1, 1, 4096), (8, 64, 1 << 20), (2, 3, 8192)] {
             let builder =
-                Loader::builder(Arc::clone(&dataset)).backend(backend).shuffle(Shuffle::Full).seed(9);
+                common::loader(Arc::clone(&dataset)).backend(backend).shuffle(Shuffle::Full).seed(9);
             let builder = builder.batch_size(10).last_batch(LastBatch::Short);
             let mut loader = builder.prefetch(prefetch).queue_depth(depth).io_bytes(io).build().unwrap();
             let epochs: Vec<_> = [0, 1, 2, 1].map(|epoch| run(&mut loader, epoch)).into();
@@ -306,7 +312,7 @@ fn five_thousand_small_files_make_batches_of_a_thousand() {
     let dataset = Arc::new(Dataset::open(folder.path()).unwrap());
     assert_eq!((dataset.len(), dataset.files().len()), (5000, 5000));
     for backend in backends() {
-        let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).batch_size(1024);
+        let builder = common::loader(Arc::clone(&dataset)).backend(backend).batch_size(1024);
         let builder = builder.shuffle(Shuffle::Full).last_batch(LastBatch::Short);
         let mut loader = builder.build().unwrap();
         let mut samples = 0;
@@ -334,7 +340,7 @@ fn a_direct_run_leaves_the_page_cache_as_it_was() {
         }
         for shuffle in common::SHUFFLES {
             paths.iter().for_each(|path| make_cold(path));
-            let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
+            let builder = common::loader(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
             let mut loader = builder.last_batch(LastBatch::Short).build().unwrap();
             run(&mut loader, 0);
             assert_eq!(cached(), 0, "{backend} {shuffle}");
@@ -356,7 +362,7 @@ fn auto_reads_a_cached_shard_from_the_page_cache_and_says_so() {
     let paths = write_shards(folder.path(), &[noise(1, 1 << 20), noise(2, 1 << 20)]);
     let dataset = records(paths.clone(), 4096);
     paths.iter().for_each(|path| make_cold(path));
-    let mut loader = Loader::builder(Arc::clone(&dataset)).batch_size(64).build().unwrap();
+    let mut loader = common::loader(Arc::clone(&dataset)).batch_size(64).build().unwrap();
     // Cold; then with the second shard in the cache.
     run(&mut loader, 0);
     assert_eq!([0, 1].map(|i| loader.file_bytes(i).unwrap()), [(1 << 20, 0); 2]);
@@ -383,7 +389,7 @@ fn a_file_system_in_memory_is_read_right_and_never_called_direct() {
     for backend in backends() {
         for shuffle in common::SHUFFLES {
             let dataset = records(paths.clone(), 1003);
-            let builder = Loader::builder(dataset).backend(backend).shuffle(shuffle).batch_size(10);
+            let builder = common::loader(dataset).backend(backend).shuffle(shuffle).batch_size(10);
             let mut loader = builder.last_batch(LastBatch::Short).build().unwrap();
             for batch in loader.epoch(0).unwrap() {
                 assert_batch(&batch.unwrap(), |_, sample| &data[sample as usize * 1003..][..1003]);
@@ -443,7 +449,7 @@ fn fifty_epochs_leave_descriptors_threads_and_memory_flat() {
     let before = state();
     for backend in backends() {
         let dataset = Dataset::open(&digits).unwrap();
-        let mut loader = Loader::builder(dataset).backend(backend).shuffle(Shuffle::Full).build().unwrap();
+        let mut loader = common::loader(dataset).backend(backend).shuffle(Shuffle::Full).build().unwrap();
         (0..2).for_each(|epoch| drop(run(&mut loader, epoch)));
         let (settled, memory) = (state(), resident());
         for epoch in 2..50 {
@@ -459,7 +465,7 @@ fn fifty_epochs_leave_descriptors_threads_and_memory_flat() {
     // A new loader each time leaves nothing behind either.
     for round in 0..100 {
         let dataset = Dataset::open(&digits).unwrap();
-        let mut loader = Loader::builder(dataset).queue_depth(4).build().unwrap();
+        let mut loader = common::loader(dataset).queue_depth(4).build().unwrap();
         drop(loader.epoch(round).unwrap().next());
     }
     comes_to(before);
@@ -479,7 +485,7 @@ fn more_shards_than_descriptors_are_read_all_the_same() {
     for backend in backends() {
         for depth in [1, 16, 64] {
             for shuffle in common::SHUFFLES {
-                let builder = Loader::builder(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
+                let builder = common::loader(Arc::clone(&dataset)).backend(backend).shuffle(shuffle);
                 let mut loader = builder.queue_depth(depth).batch_size(100).io_bytes(4096).build().unwrap();
                 let mut samples = 0;
                 for batch in loader.epoch(0).unwrap() {
@@ -514,7 +520,7 @@ fn bytes_are_counted_by_way_and_by_file() {
     let paths = write_shards(folder.path(), &[noise(1, 900 * 20), noise(2, 900 * 11)]);
     for backend in backends() {
         let dataset = records(paths.clone(), 900);
-        let mut loader = Loader::builder(dataset).backend(backend).batch_size(31).build().unwrap();
+        let mut loader = common::loader(dataset).backend(backend).batch_size(31).build().unwrap();
         let mut ways = gpufeed::BytesByWay::default();
         for batch in loader.epoch(0).unwrap() {
             ways += batch.unwrap().bytes_by_way();
@@ -539,8 +545,39 @@ fn shards_come_in_byte_order_of_their_names_and_names_need_not_be_text() {
     }
     for backend in backends() {
         let dataset = OpenOptions::new().record_bytes(8).open(folder.path()).unwrap();
-        let mut loader = Loader::builder(dataset).backend(backend).batch_size(4).build().unwrap();
+        let mut loader = common::loader(dataset).backend(backend).batch_size(4).build().unwrap();
         let (bytes, _) = run(&mut loader, 0);
         assert_eq!(bytes.chunks(8).map(|sample| sample[0]).collect::<Vec<_>>(), [3, 0, 1, 2]);
     }
+}
+
+/// The whole of this file again, with batches on an emulated GPU whose work is done at once, late, or as late as may be.
+fn on_an_emulated_gpu(delay: &str) {
+    if std::env::var_os(common::DEVICE).is_some() {
+        return; // this is the run on the emulated GPU
+    }
+    let folder = folder();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    cuda_common::on_emulator(&mut command, folder.path(), cuda_common::DriverFile::Emulator);
+    command.args(["--test-threads=2", "--skip", "emulated_gpu"]);
+    command.env(common::DEVICE, "cuda:0").env("CUDA_EMULATOR_DELAY", delay);
+    let outcome = cuda_common::finish(command, folder.path());
+    let fine =
+        outcome.code == Some(0) && outcome.reports.is_empty() && outcome.output.contains("test result: ok");
+    assert!(fine, "delays {delay}: {outcome:?}");
+}
+
+#[test]
+fn the_same_holds_on_an_emulated_gpu_without_delays() {
+    on_an_emulated_gpu("none");
+}
+
+#[test]
+fn the_same_holds_on_an_emulated_gpu_with_random_delays() {
+    on_an_emulated_gpu("random:7:40");
+}
+
+#[test]
+fn the_same_holds_on_an_emulated_gpu_that_is_as_late_as_may_be() {
+    on_an_emulated_gpu("adversarial:2");
 }

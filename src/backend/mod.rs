@@ -19,6 +19,7 @@ pub(crate) use choose::{Chosen, choose};
 pub(crate) use pool::PoolReader;
 pub(crate) use uring::UringReader;
 
+use crate::memory::cuda;
 use crate::storage::FileObserver;
 use crate::{Error, Result};
 
@@ -164,11 +165,19 @@ pub(crate) struct Piece {
     pub(crate) len: u32,
 }
 
-/// A copy out of a staging chunk, done by whoever completes the read.
+/// Where a slot starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SlotStart {
+    Host(*mut u8),
+    /// In the memory of a GPU, which the host cannot touch.
+    Device(u64),
+}
+
+/// A copy out of a staging chunk, done by whoever completes the read, and done when it returns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gather {
     chunk: *const u8,
-    slot: *mut u8,
+    slot: SlotStart,
     pieces: *const Piece,
     count: usize,
 }
@@ -177,26 +186,37 @@ pub(crate) struct Gather {
 unsafe impl Send for Gather {}
 
 impl Gather {
-    pub(crate) fn new(chunk: *const u8, slot: *mut u8, pieces: &[Piece]) -> Self {
+    pub(crate) fn new(chunk: *const u8, slot: SlotStart, pieces: &[Piece]) -> Self {
         Gather { chunk, slot, pieces: pieces.as_ptr(), count: pieces.len() }
     }
 
-    /// Copies every piece.
+    /// Copies every piece. `context` is that of the device, for a slot in device memory.
     ///
     /// # Safety
     /// The slice of pieces is still alive; every piece lies within the chunk and within the slot; the chunk was
     /// filled up to the end of every piece; and nobody else touches these bytes of either meanwhile.
-    pub(crate) unsafe fn run(&self) {
+    pub(crate) unsafe fn run(&self, context: Option<&cuda::Context>) -> Result<()> {
         // SAFETY: the caller vouches for the slice.
-        for piece in unsafe { std::slice::from_raw_parts(self.pieces, self.count) } {
-            // SAFETY: the caller vouches for both ranges; chunk and slot are different mappings.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    self.chunk.add(piece.from as usize),
-                    self.slot.add(piece.to),
-                    piece.len as usize,
-                );
+        let pieces = unsafe { std::slice::from_raw_parts(self.pieces, self.count) };
+        match (self.slot, context) {
+            (SlotStart::Host(slot), _) => {
+                for piece in pieces {
+                    // SAFETY: the caller vouches for both ranges; chunk and slot are different mappings.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            self.chunk.add(piece.from as usize),
+                            slot.add(piece.to),
+                            piece.len as usize,
+                        );
+                    }
+                }
+                Ok(())
             }
+            // SAFETY: the caller vouches for both ranges.
+            (SlotStart::Device(slot), Some(context)) => unsafe {
+                cuda::copy_now(context, self.chunk, slot, pieces)
+            },
+            (SlotStart::Device(_), None) => Err(Error::argument("a copy to a device needs its context")),
         }
     }
 }
@@ -236,6 +256,8 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 pub(crate) enum ReadFailure {
     Errno(i32),
+    /// The copy that follows the read failed.
+    Copy(Error),
     /// The thread that read panicked, with this message.
     Panicked(String),
 }

@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::{Completion, ReadFailure, Reader, Request};
+use crate::memory::cuda::Context;
 use crate::storage::FileObserver;
 use crate::{Error, ErrorKind, Result};
 
@@ -21,17 +23,18 @@ pub(crate) struct PoolReader {
 }
 
 impl PoolReader {
-    /// Starts `depth` threads; as many reads can be in flight.
-    pub(crate) fn new(depth: u32) -> Result<Self> {
+    /// Starts `depth` threads; as many reads can be in flight. `context` is that of the device which the copies of
+    /// requests go to, if they go to one.
+    pub(crate) fn new(depth: u32, context: Option<Arc<Context>>) -> Result<Self> {
         let (requests, incoming) = bounded(depth as usize);
         let (outgoing, completions) = bounded(depth as usize);
         let mut pool = PoolReader { requests: Some(requests), completions, threads: Vec::new() };
         for i in 0..depth {
-            let (incoming, outgoing) = (incoming.clone(), outgoing.clone());
+            let (incoming, outgoing, context) = (incoming.clone(), outgoing.clone(), context.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("gpufeed-read-{i}"))
                 .stack_size(128 << 10)
-                .spawn(move || work(&incoming, &outgoing))
+                .spawn(move || work(&incoming, &outgoing, context.as_deref()))
                 .map_err(|e| {
                     Error::new(ErrorKind::Io, format!("cannot start reading thread {i} of {depth}"))
                         .caused_by(e)
@@ -42,9 +45,9 @@ impl PoolReader {
     }
 }
 
-fn work(requests: &Receiver<Request>, completions: &Sender<Completion>) {
+fn work(requests: &Receiver<Request>, completions: &Sender<Completion>, context: Option<&Context>) {
     for request in requests {
-        let outcome = catch_unwind(AssertUnwindSafe(|| read(&request)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| read(&request, context)));
         let completion = match outcome {
             Ok(completion) => completion,
             Err(panic) => Completion {
@@ -59,7 +62,7 @@ fn work(requests: &Receiver<Request>, completions: &Sender<Completion>) {
     }
 }
 
-fn read(request: &Request) -> Completion {
+fn read(request: &Request, context: Option<&Context>) -> Completion {
     #[cfg(test)]
     assert_ne!(request.fd, super::testing::PANICS, "as the test asks");
     let result = loop {
@@ -76,14 +79,14 @@ fn read(request: &Request) -> Completion {
             },
         }
     };
-    let gathered = match (request.gather, &result) {
-        (Some((need, gather)), Ok(n)) if *n >= need => {
-            // SAFETY: the window is filled as far as the copy needs it, the pieces stay alive until the read is
-            // reaped, and chunk and slot belong to this read alone.
-            unsafe { gather.run() };
-            true
-        }
-        _ => false,
+    let (result, gathered) = match (request.gather, result) {
+        // SAFETY: the window is filled as far as the copy needs it, the pieces stay alive until the read is reaped,
+        // and chunk and slot belong to this read alone.
+        (Some((need, gather)), Ok(n)) if n >= need => match unsafe { gather.run(context) } {
+            Ok(()) => (Ok(n), true),
+            Err(error) => (Err(ReadFailure::Copy(error)), false),
+        },
+        (_, result) => (result, false),
     };
     Completion { token: request.token, result, gathered }
 }

@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 
-use super::pipeline::{Links, Pipeline, Setup};
+use super::pipeline::{Links, Setup};
 use super::plan::Layout;
-use super::ring::{Ring, Staging};
+use super::ring::{Free, Ring, Staging};
+use super::start::Start;
 use super::stats::Stats;
 use super::{Loader, Settings, Shared, StopHandle};
-use crate::backend::{Backend, Chosen, PoolReader, Reader, Region, UringReader, choose};
+use crate::backend::{Backend, Chosen, choose};
 use crate::dataset::Dataset;
+use crate::memory::{Device, Target, resolve};
 use crate::order::{Batches, LastBatch, Shuffle};
 use crate::storage::{FileTable, OpenPolicy};
 use crate::{Error, ErrorKind, Result};
@@ -26,19 +28,17 @@ pub struct LoaderBuilder {
     shuffle: Shuffle,
     seed: u64,
     last_batch: LastBatch,
+    devices: Vec<Device>,
     backend: Backend,
     prefetch: Option<u32>,
+    shrink_ring: bool,
     queue_depth: u32,
     io_bytes: u64,
     memory_limit: Option<u64>,
     lend_timeout: Duration,
     #[cfg(test)]
-    pub(crate) wrap: Option<WrapReader>,
+    pub(crate) wrap: Option<crate::backend::testing::Wrap>,
 }
-
-/// Puts a reader of a test around the real one.
-#[cfg(test)]
-pub(crate) type WrapReader = crate::backend::testing::Wrap;
 
 /// Reads ahead at least this much, so that the queue stays full while a batch changes hands.
 const AHEAD_BYTES: u64 = 32 << 20;
@@ -55,8 +55,10 @@ impl LoaderBuilder {
             shuffle: Shuffle::None,
             seed: 0,
             last_batch: LastBatch::Drop,
+            devices: vec![Device::Host],
             backend: Backend::Auto,
             prefetch: None,
+            shrink_ring: false,
             queue_depth: 16,
             io_bytes: 1 << 20,
             memory_limit: None,
@@ -87,6 +89,28 @@ impl LoaderBuilder {
     /// What becomes of samples that do not fill a batch. Default: [`LastBatch::Drop`].
     pub fn last_batch(mut self, last_batch: LastBatch) -> Self {
         self.last_batch = last_batch;
+        self
+    }
+
+    /// Where batches are delivered. Default: [`Device::Host`].
+    pub fn device(mut self, device: Device) -> Self {
+        self.devices = vec![device];
+        self
+    }
+
+    /// Deliver each batch to several GPUs, and read it once: it is brought to the first, and copied from there to
+    /// the others (by peer access where they have it, through the host where not).
+    ///
+    /// For a loader of its own on each GPU, build one for each.
+    pub fn devices(mut self, devices: &[Device]) -> Self {
+        self.devices = devices.to_vec();
+        self
+    }
+
+    /// Whether a ring that does not fit onto the device is built smaller: with half the prefetch depth, down to 1.
+    /// Default: no, that is an error which tells how much is free.
+    pub fn shrink_ring(mut self, shrink: bool) -> Self {
+        self.shrink_ring = shrink;
         self
     }
 
@@ -137,42 +161,37 @@ impl LoaderBuilder {
     /// # Errors
     /// `InvalidArgument` for settings that make no sense (a batch size of 0; one above the dataset's length with
     /// [`LastBatch::Drop`], since no batch would come); `Unavailable` if the named backend does not work here;
-    /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is.
+    /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is; for a named GPU,
+    /// `Unavailable` without a driver or a device and `InvalidArgument` for a number that no device has.
     pub fn build(mut self) -> Result<Loader> {
+        let batches = Batches::new(self.dataset.len(), self.batch_size, self.last_batch)?;
+        let io_shape = self.io_shape()?;
+        let (target, device_reason) = resolve(&self.devices)?;
         let chosen = choose(self.backend)?;
-        match self.build_with(chosen) {
+        match self.build_with(batches, io_shape, &target, &device_reason, chosen) {
             // It worked when it was tried out a moment ago: locked memory is short, and others take it too.
             Err(error) if self.backend == Backend::Auto && error.kind() == ErrorKind::Unavailable => {
-                self.build_with(Chosen::instead_of_uring(error.to_string()))
+                let chosen = Chosen::instead_of_uring(error.to_string());
+                self.build_with(batches, io_shape, &target, &device_reason, chosen)
             }
             built => built,
         }
     }
 
-    fn build_with(&mut self, chosen: Chosen) -> Result<Loader> {
-        let batches = Batches::new(self.dataset.len(), self.batch_size, self.last_batch)?;
-        let depth = self.queue_depth;
-        if !(1..=4096).contains(&depth) {
-            return Err(Error::argument(format!("the queue depth is {depth}; it must be from 1 to 4096")));
-        }
-        if self.prefetch == Some(0) {
-            return Err(Error::argument("the prefetch depth is 0; it must be at least 1"));
-        }
-        if self.io_bytes < 4096 {
-            return Err(Error::argument(format!(
-                "an I/O of {} bytes is too small; it must be at least 4096",
-                self.io_bytes
-            )));
-        }
-        // An I/O or a slot beyond the largest file or a whole epoch would only take memory.
-        let largest = self.dataset.files().iter().map(|file| file.identity().size).max().unwrap_or(0);
-        let useful = largest.checked_next_multiple_of(64 << 10).unwrap_or(LARGEST_IO);
-        let io_bytes = self.io_bytes.min(LARGEST_IO).next_multiple_of(4096).min(useful) as u32;
+    fn build_with(
+        &mut self,
+        batches: Batches,
+        (depth, io_bytes): (u32, u32),
+        target: &Target,
+        device_reason: &str,
+        chosen: Chosen,
+    ) -> Result<Loader> {
+        let on_gpu = !target.contexts().is_empty();
+        let at_once = chosen.backend == Backend::PageCache;
         let rows = match self.last_batch {
             LastBatch::Short => self.batch_size.min(self.dataset.len()),
             _ => self.batch_size,
         };
-
         let policy = match (self.backend, chosen.backend) {
             (Backend::Auto, _) => OpenPolicy::DirectUnlessCached,
             (_, Backend::PageCache) => OpenPolicy::Buffered,
@@ -184,94 +203,58 @@ impl LoaderBuilder {
             capacity if capacity < self.dataset.files().len() => depth.min(capacity as u32 - 1),
             _ => depth,
         };
-        let layout = Layout::new(&self.dataset, rows, io_bytes, chosen.backend == Backend::PageCache)
-            .ok_or_else(|| {
-                let one = self.dataset.sample_bytes();
-                Error::new(
-                    ErrorKind::OutOfMemory,
-                    format!("a batch of {rows} samples of {one} bytes does not fit into memory"),
-                )
-            })?;
-        let slot_bytes = layout.slot_bytes as u64;
-        let prefetch = self.prefetch.unwrap_or_else(|| AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16) as u32);
-        let slots = u64::from(prefetch) + 1;
-        if slots + u64::from(depth) > MOST_REGIONS {
-            return Err(Error::argument(format!(
-                "prefetch {prefetch} and queue depth {depth} are more than {MOST_REGIONS} buffers together"
-            )));
-        }
-        let needed = slots.saturating_mul(slot_bytes).saturating_add(u64::from(depth) * u64::from(io_bytes));
-        if let Some(limit) = self.memory_limit.filter(|&limit| needed > limit) {
-            return Err(Error::new(
-                ErrorKind::OutOfMemory,
-                format!(
-                    "the loader needs {needed} bytes ({slots} slots of {slot_bytes} and {depth} chunks of {io_bytes}), the limit is {limit}"
-                ),
-            ));
-        }
-
-        let (ring, free) = Ring::new(slots as usize, layout.slot_bytes)?;
-        let staging = Staging::new(depth, io_bytes as usize)?;
-        let stats = Arc::new(Stats::new(self.dataset.files().len()));
-        let cancel = Arc::new(AtomicBool::new(false));
+        let layout = Layout::new(&self.dataset, rows, io_bytes, at_once || on_gpu).ok_or_else(|| {
+            let one = self.dataset.sample_bytes();
+            let what = format!("a batch of {rows} samples of {one} bytes does not fit into memory");
+            Error::new(ErrorKind::OutOfMemory, what)
+        })?;
+        // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
+        let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
+        let (ring, free) = self.ring(&layout, chunks, target)?;
+        let staging = Staging::new(chunks, io_bytes as usize)?;
         let settings = Settings {
             batches,
-            prefetch,
+            prefetch: ring.slots() as u32 - 1,
             queue_depth: depth,
             io_bytes,
             lend_timeout: self.lend_timeout,
             staging_bytes: staging.bytes(),
+            devices: target.devices(),
+            device_reason: device_reason.into(),
             chosen,
         };
-        let backend = settings.chosen.backend;
         let setup = Setup {
             dataset: Arc::clone(&self.dataset),
             batches,
             seed: self.seed,
             shuffle: self.shuffle,
             layout,
-            backend,
+            backend: settings.chosen.backend,
             queue_depth: depth,
         };
+        let stats = Arc::new(Stats::new(self.dataset.files().len()));
+        let cancel = Arc::new(AtomicBool::new(false));
         let (commands, incoming) = bounded(2);
         // Room for every slot and the word that an epoch is over: the reading thread never waits for the caller here.
-        let (outgoing, deliveries) = bounded(slots as usize + 1);
+        let (outgoing, deliveries) = bounded(ring.slots() + 1);
         let (stop, stopped) = bounded(1);
-        let links = Links {
-            commands: incoming,
-            free,
-            deliveries: outgoing,
-            cancel: Arc::clone(&cancel),
-            stats: Arc::clone(&stats),
-        };
-        #[cfg(test)]
-        let wrap = self.wrap.take();
-        let (started, starting) = bounded(1);
-        let pipeline_ring = Arc::clone(&ring);
-        let thread = std::thread::Builder::new()
-            .name("gpufeed-io".into())
-            .spawn(move || {
-                // The ring of io_uring belongs to the thread that makes it, so the reader is made here.
-                let regions: Vec<Region> = pipeline_ring.regions().chain(staging.regions()).collect();
-                let reader = make_reader(backend, depth, &regions, files.capacity() as u32);
-                #[cfg(test)]
-                let reader = reader.map(|reader| match wrap {
-                    Some(wrap) => (wrap.0)(reader),
-                    None => reader,
-                });
-                match reader {
-                    Ok(reader) => {
-                        let pipeline = Pipeline::new(setup, links, pipeline_ring, staging, files, reader);
-                        let _ = started.send(Ok(()));
-                        pipeline.run();
-                    }
-                    Err(error) => {
-                        let _ = started.send(Err(error));
-                    }
-                }
-            })
-            .map_err(|e| Error::new(ErrorKind::Io, "cannot start the reading thread").caused_by(e))?;
-        let loader = Loader {
+        let thread = Start {
+            links: Links {
+                commands: incoming,
+                free,
+                deliveries: outgoing,
+                cancel: Arc::clone(&cancel),
+                stats: Arc::clone(&stats),
+            },
+            files,
+            ring: Arc::clone(&ring),
+            staging,
+            setup,
+            #[cfg(test)]
+            wrap: self.wrap.take(),
+        }
+        .start()?;
+        Ok(Loader {
             shared: Arc::new(Shared { dataset: Arc::clone(&self.dataset), ring, stats, cancel }),
             settings,
             commands: Some(commands),
@@ -281,24 +264,75 @@ impl LoaderBuilder {
             stopped,
             running: false,
             closed: None,
+            process: std::process::id(),
+        })
+    }
+
+    /// The queue depth, and the most bytes of one read.
+    fn io_shape(&self) -> Result<(u32, u32)> {
+        let depth = self.queue_depth;
+        if !(1..=4096).contains(&depth) {
+            return Err(Error::argument(format!("the queue depth is {depth}; it must be from 1 to 4096")));
+        }
+        if self.io_bytes < 4096 {
+            let what = format!("an I/O of {} bytes is too small; it must be at least 4096", self.io_bytes);
+            return Err(Error::argument(what));
+        }
+        // An I/O beyond the largest file would only take memory.
+        let largest = self.dataset.files().iter().map(|file| file.identity().size).max().unwrap_or(0);
+        let useful = largest.checked_next_multiple_of(64 << 10).unwrap_or(LARGEST_IO);
+        let most = useful.min(LARGEST_IO);
+        Ok((depth, self.io_bytes.checked_next_multiple_of(4096).unwrap_or(most).min(most) as u32))
+    }
+
+    /// Allocates the ring, or says what it would take.
+    fn ring(&self, layout: &Layout, chunks: u32, target: &Target) -> Result<(Arc<Ring>, Receiver<Free>)> {
+        let slot_bytes = layout.slot_bytes as u64;
+        let devices = target.contexts().len().max(1) as u64;
+        let mut prefetch = match self.prefetch {
+            Some(0) => return Err(Error::argument("the prefetch depth is 0; it must be at least 1")),
+            Some(batches) => batches,
+            None => AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16) as u32,
         };
-        match starting.recv() {
-            Ok(Ok(())) => Ok(loader),
-            Ok(Err(error)) => Err(error),
-            Err(_) => {
-                let mut loader = loader;
-                Err(loader.why_gone())
+        loop {
+            let slots = u64::from(prefetch) + 1;
+            if slots + u64::from(chunks) > MOST_REGIONS {
+                return Err(Error::argument(format!(
+                    "prefetch {prefetch} and queue depth {} are more than {MOST_REGIONS} buffers together",
+                    self.queue_depth
+                )));
+            }
+            let ring_bytes = slots.saturating_mul(slot_bytes).saturating_mul(devices);
+            let needed = ring_bytes.saturating_add(u64::from(chunks) * u64::from(layout.io_bytes));
+            let made = match self.memory_limit.filter(|&limit| needed > limit) {
+                Some(limit) => Err(Error::new(
+                    ErrorKind::OutOfMemory,
+                    format!(
+                        "the loader needs {needed} bytes ({slots} slots of {slot_bytes} on {devices} devices and \
+                         {chunks} chunks of {}), the limit is {limit}",
+                        layout.io_bytes
+                    ),
+                )),
+                None => Ring::new(slots as usize, layout.slot_bytes, target.clone()),
+            };
+            match made {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory && self.shrink_ring && prefetch > 1 => {
+                    prefetch /= 2;
+                }
+                Err(error) if error.kind() == ErrorKind::OutOfMemory && self.memory_limit.is_none() => {
+                    let what =
+                        format!("the ring needs {slots} slots of {slot_bytes} bytes (prefetch {prefetch})");
+                    return Err(Error::new(ErrorKind::OutOfMemory, what).caused_by(error));
+                }
+                made => return made,
             }
         }
     }
 }
 
-fn make_reader(backend: Backend, depth: u32, regions: &[Region], files: u32) -> Result<Box<dyn Reader>> {
-    match backend {
-        Backend::Pread | Backend::PageCache => Ok(Box::new(PoolReader::new(depth)?)),
-        Backend::Auto | Backend::Uring => match UringReader::new(depth, regions, files) {
-            Ok(reader) => Ok(Box::new(reader)),
-            Err(refused) => Err(Error::new(ErrorKind::Unavailable, refused.0).by(backend.name())),
-        },
-    }
+/// Chunks for a GPU: twice the queue depth, so that as many can be copied from as are read into, but no more than
+/// 64 MiB unless the queue alone takes that.
+fn chunks_for(depth: u32, io_bytes: u32) -> u32 {
+    const MOST_BYTES: u32 = 64 << 20;
+    (2 * depth).min((MOST_BYTES / io_bytes).max(depth + 1))
 }

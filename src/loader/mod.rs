@@ -5,6 +5,7 @@ mod builder;
 mod pipeline;
 mod plan;
 mod ring;
+mod start;
 mod stats;
 
 use std::any::Any;
@@ -21,6 +22,7 @@ pub use stats::NotDirect;
 
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
 use crate::dataset::Dataset;
+use crate::memory::Device;
 use crate::order::Batches;
 use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery};
@@ -41,7 +43,7 @@ use stats::Stats;
 /// for epoch in 0..3 {
 ///     for batch in loader.epoch(epoch)? {
 ///         let batch = batch?;
-///         let images: &[u8] = batch.column("image").unwrap().bytes();
+///         let images: &[u8] = batch.column("image")?.bytes()?;
 ///         // ...
 ///     }
 /// }
@@ -61,6 +63,8 @@ pub struct Loader {
     running: bool,
     /// Why the loader takes no more calls.
     closed: Option<String>,
+    /// The process that has the loader's threads; a forked child has not.
+    process: u32,
 }
 
 /// What loader, epochs and batches share.
@@ -80,6 +84,8 @@ pub(crate) struct Settings {
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
     pub(crate) lend_timeout: Duration,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) device_reason: String,
     pub(crate) chosen: Chosen,
     pub(crate) staging_bytes: u64,
 }
@@ -88,9 +94,9 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryUse {
-    /// The ring of slots that batches are delivered in.
+    /// The ring of slots that batches are delivered in, over all devices. For host memory this is host memory.
     pub device_bytes: u64,
-    /// Host memory for I/O that is not the ring itself: the staging chunks.
+    /// Host memory for I/O that is not the ring itself: the staging chunks. Pinned, for a GPU.
     pub pinned_bytes: u64,
 }
 
@@ -98,6 +104,10 @@ pub struct MemoryUse {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Report {
+    /// Where batches are delivered: one device, or several that each get every batch.
+    pub devices: Vec<Device>,
+    /// Why there.
+    pub device_reason: String,
     /// The backend in use.
     pub backend: Backend,
     /// Why this one.
@@ -125,6 +135,7 @@ impl Loader {
     /// # Errors
     /// `Closed` after a panic in one of the loader's threads. An error of an earlier epoch does not close it.
     pub fn epoch(&mut self, epoch: u64) -> Result<Epoch<'_>> {
+        self.check_process()?;
         if let Some(why) = &self.closed {
             return Err(Error::new(ErrorKind::Closed, format!("the loader was closed: {why}")));
         }
@@ -143,7 +154,8 @@ impl Loader {
 
     /// Tells the pipeline to stop, and takes back everything that it has delivered.
     fn end_epoch(&mut self) {
-        if !std::mem::take(&mut self.running) {
+        // In a forked child nobody is there to answer.
+        if !std::mem::take(&mut self.running) || self.check_process().is_err() {
             return;
         }
         self.shared.cancel.store(true, Ordering::Release);
@@ -199,6 +211,8 @@ impl Loader {
     pub fn report(&self) -> Report {
         let stats = &self.shared.stats;
         Report {
+            devices: self.settings.devices.clone(),
+            device_reason: self.settings.device_reason.clone(),
             backend: self.settings.chosen.backend,
             backend_reason: self.settings.chosen.reason.clone(),
             passed_over: self.settings.chosen.passed_over.clone(),
@@ -221,6 +235,14 @@ impl Loader {
         self.stop.clone()
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let why = "the loader was built before this process was forked; its threads are in the parent";
+        Err(Error::new(ErrorKind::Closed, why))
+    }
+
     /// The reading thread has ended before its loader: says why, and closes the loader.
     fn why_gone(&mut self) -> Error {
         let why = match self.thread.take().map(JoinHandle::join) {
@@ -234,6 +256,15 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // In a forked child there is no thread to wait for, and whatever lock of a channel one held at the fork
+            // is held for ever: the channels are left as they are.
+            std::mem::forget(self.commands.take());
+            std::mem::forget(std::mem::replace(&mut self.deliveries, crossbeam_channel::never()));
+            std::mem::forget(std::mem::replace(&mut self.stopped, crossbeam_channel::never()));
+            std::mem::forget(std::mem::replace(&mut self.stop, StopHandle(crossbeam_channel::bounded(1).0)));
+            return;
+        }
         self.shared.cancel.store(true, Ordering::Release);
         self.commands = None;
         if let Some(thread) = self.thread.take() {
@@ -278,6 +309,7 @@ impl Epoch<'_> {
         if !loader.running {
             return Ok(None);
         }
+        loader.check_process()?;
         let delivery = loop {
             // `select!` takes any that is ready; a stop comes first.
             if !loader.stopped.is_empty() {

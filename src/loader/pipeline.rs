@@ -9,8 +9,9 @@ use crossbeam_channel::{Receiver, Sender, select};
 use super::plan::{Layout, PlannedRead, Planner, Target};
 use super::ring::{Filling, Free, Ready, Ring, Staging};
 use super::stats::Stats;
-use crate::backend::{Backend, Completion, Gather, ReadFailure, Reader, Request, Way};
+use crate::backend::{Backend, Completion, Gather, ReadFailure, Reader, Request, SlotStart, Way};
 use crate::dataset::Dataset;
+use crate::memory::cuda::{Copier, Pinned};
 use crate::order::{Batches, Order, Shuffle};
 use crate::storage::{FileTable, refuses_direct};
 use crate::{Error, ErrorKind, Result};
@@ -54,12 +55,24 @@ pub(crate) struct Links {
     pub(crate) stats: Arc<Stats>,
 }
 
+/// The memory that a pipeline works with, and what moves bytes within it.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) ring: Arc<Ring>,
+    pub(crate) staging: Staging,
+    pub(crate) copier: Option<Copier>,
+    pub(crate) pinned: Option<Pinned>,
+}
+
 pub(crate) struct Pipeline {
     /// Dropped first: it waits for every read in flight, before the memory that they write to goes.
     reader: Box<dyn Reader>,
-    files: FileTable,
-    ring: Arc<Ring>,
+    /// Dropped next: it waits for every copy out of the chunks. `None` for host memory.
+    copier: Option<Copier>,
+    /// How the staging memory is known to CUDA; dropped before the memory goes.
+    pinned: Option<Pinned>,
     staging: Staging,
+    files: FileTable,
     setup: Setup,
     links: Links,
     planner: Planner,
@@ -77,6 +90,8 @@ pub(crate) struct Pipeline {
     done: Vec<Completion>,
     /// What went wrong, and the number of the slot whose batch cannot come. Batches before it are still delivered.
     failure: Option<(u64, Error)>,
+    /// Dropped last, after every slot: a slot waits for the caller's streams.
+    ring: Arc<Ring>,
 }
 
 struct Fill {
@@ -109,14 +124,16 @@ impl Pipeline {
     pub(crate) fn new(
         setup: Setup,
         links: Links,
-        ring: Arc<Ring>,
-        staging: Staging,
         files: FileTable,
         reader: Box<dyn Reader>,
+        places: Places,
     ) -> Self {
+        let Places { ring, staging, copier, pinned } = places;
         let depth = setup.queue_depth as usize;
         Pipeline {
             reader,
+            copier,
+            pinned,
             files,
             staging,
             planner: Planner::default(),
@@ -141,9 +158,11 @@ impl Pipeline {
             self.files.start_epoch(&mut *self.reader);
             let outcome = self.deliver(epoch);
             // Whatever happened, nothing stays in flight and no slot stays half filled.
-            self.drain();
-            self.links.stats.publish(self.files.passed_over(), self.reader.notes());
-            let last = match outcome {
+            let drained = self.drain();
+            let pinning = self.pinned.as_ref().and_then(Pinned::refused);
+            let notes = self.reader.notes().iter().map(String::as_str).chain(pinning);
+            self.links.stats.publish(self.files.passed_over(), notes);
+            let last = match outcome.and(drained) {
                 Ok(()) => Delivery::End,
                 Err(error) => Delivery::Failed(error),
             };
@@ -171,6 +190,9 @@ impl Pipeline {
                 self.plan(slot, &order, batch);
                 batch += 1;
             }
+            if let Some(copier) = &mut self.copier {
+                copier.reclaim(|chunk| self.staging.give_back(chunk))?;
+            }
             self.start_reads();
             self.hand_on()?;
             if self.failure.as_ref().is_some_and(|(fill, _)| *fill <= self.first) {
@@ -178,7 +200,12 @@ impl Pipeline {
             }
             if self.tokens.len() < self.flights.len() {
                 self.reap()?;
-            } else if self.filling.is_empty() && (batch == count || !self.wait_for_slot()) {
+            } else if !self.filling.is_empty() {
+                // What keeps the next read from starting is that all chunks are being copied from.
+                if let Some(copier) = &mut self.copier {
+                    copier.wait(|chunk| self.staging.give_back(chunk))?;
+                }
+            } else if batch == count || !self.wait_for_slot() {
                 return Ok(());
             }
         }
@@ -219,6 +246,13 @@ impl Pipeline {
 
     fn plan(&mut self, slot: Free, order: &Order, batch: u64) {
         let mut slot = slot.start();
+        if let (Some(copier), Some(events)) = (&self.copier, &slot.info().events) {
+            // The baseline's copies are not in a stream that could wait.
+            if let Err(error) = copier.reopen(events, self.copies_at_once()) {
+                self.spare.push(slot.abandon());
+                return self.fail(self.first + self.filling.len() as u64, error);
+            }
+        }
         let rows = self.setup.batches.rows(batch);
         let info = slot.info_mut();
         info.batch = batch;
@@ -264,7 +298,7 @@ impl Pipeline {
                 Target::Slot(_) => None,
                 Target::Chunk { .. } => match self.staging.take() {
                     Some(chunk) => Some(chunk),
-                    // There are as many chunks as reads in flight, so this is not reached; it would only wait.
+                    // All of them are being read into or copied from.
                     None => return,
                 },
             };
@@ -299,20 +333,23 @@ impl Pipeline {
         let (place, fd, mode) = self.files.acquire(read.file, &mut *self.reader)?;
         (flight.held, flight.direct) = (true, mode.direct);
         self.flights[token as usize] = Some(flight);
+        let (slots_on_host, at_once, first_chunk) =
+            (self.copier.is_none(), self.copies_at_once(), self.host_slots());
         let fill = &mut self.filling[(flight.fill - self.first) as usize];
         let slot = fill.slot.memory(&self.ring);
         let (window, region, gather) = match (read.target, flight.chunk) {
             (Target::Chunk { from, count }, Some(chunk)) => {
                 let start = self.staging.start(chunk);
                 let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
-                let region = self.ring.slots() as u32 + chunk;
-                (start, region, Some((read.need - flight.base, Gather::new(start, slot, pieces))))
+                let gather = Gather::new(start, slot, pieces);
+                let here = (slots_on_host || at_once).then_some((read.need - flight.base, gather));
+                (start, first_chunk + chunk, here)
             }
-            (Target::Slot(to), _) => (slot.wrapping_add(to), fill.slot.index() as u32, None),
-            // A staged read always gets a chunk before it becomes a flight.
-            (Target::Chunk { .. }, None) => {
-                return Err(Error::new(ErrorKind::Closed, "a staged read has no chunk"));
-            }
+            (Target::Slot(to), _) => match slot {
+                SlotStart::Host(slot) => (slot.wrapping_add(to), fill.slot.index() as u32, None),
+                SlotStart::Device(_) => return Err(misplanned()),
+            },
+            (Target::Chunk { .. }, None) => return Err(misplanned()),
         };
         let request = Request {
             token,
@@ -349,6 +386,7 @@ impl Pipeline {
         let outcome = match completion.result {
             Ok(n) => self.advance(&mut flight, n),
             Err(ReadFailure::Errno(errno)) => self.recover(&mut flight, errno),
+            Err(ReadFailure::Copy(error)) => Err(error.by(self.name())),
             Err(ReadFailure::Panicked(message)) => {
                 Err(Error::new(ErrorKind::Panicked, format!("a reading thread panicked: {message}"))
                     .by(self.name()))
@@ -356,7 +394,10 @@ impl Pipeline {
         };
         let again = match outcome {
             Ok(true) => {
-                self.copy_out(&flight, completion.gathered);
+                if let Err(error) = self.copy_out(&flight, token, completion.gathered) {
+                    self.land(token);
+                    return self.fail(flight.fill, error);
+                }
                 let fill = &mut self.filling[(flight.fill - self.first) as usize];
                 fill.left -= 1;
                 let way = Way::of(self.setup.backend, flight.direct);
@@ -411,19 +452,42 @@ impl Pipeline {
         Err(self.failure(flight, "the read failed", error))
     }
 
-    fn copy_out(&mut self, flight: &Flight, gathered: bool) {
+    /// Takes the payload of a completed read to its slot, or queues that.
+    fn copy_out(&mut self, flight: &Flight, token: u32, gathered: bool) -> Result<()> {
         let (Target::Chunk { from, count }, Some(chunk), false) =
             (flight.read.target, flight.chunk, gathered)
         else {
-            return;
+            return Ok(());
         };
         let fill = &mut self.filling[(flight.fill - self.first) as usize];
         let slot = fill.slot.memory(&self.ring);
         let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
-        let gather = Gather::new(self.staging.start(chunk), slot, pieces);
-        // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the pieces
-        // for this chunk size and slot; chunk and these bytes of the slot belong to this read alone.
-        unsafe { gather.run() };
+        let start = self.staging.start(chunk);
+        match (slot, &mut self.copier) {
+            (SlotStart::Device(to), Some(copier)) => {
+                // From here on the chunk is the copier's, even if it fails half way: it gives it back.
+                if let Some(flight) = &mut self.flights[token as usize] {
+                    flight.chunk = None;
+                }
+                // SAFETY: the read has completed and brought every byte that the pieces need; the planner made them
+                // for this chunk size and slot; the chunk is taken until the copier gives it back, and the pieces
+                // are only read during the call. The slot is filling, and what used it before was waited for.
+                unsafe { copier.copy(chunk, start, to, pieces) }
+            }
+            // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
+            // pieces for this chunk size and slot; chunk and these bytes of the slot belong to this read alone.
+            (slot, _) => unsafe { Gather::new(start, slot, pieces).run(None) },
+        }
+    }
+
+    /// How many slots reads can land in; their regions come before those of the chunks.
+    fn host_slots(&self) -> u32 {
+        if self.copier.is_none() { self.ring.slots() as u32 } else { 0 }
+    }
+
+    /// Whether the backend's threads copy by themselves, and are done when they say so.
+    fn copies_at_once(&self) -> bool {
+        self.setup.backend == Backend::PageCache
     }
 
     /// Takes note that a read is no longer in flight.
@@ -445,6 +509,10 @@ impl Pipeline {
             let Some(fill) = self.filling.pop_front() else { break };
             self.first += 1;
             self.next = self.next.max((self.first, 0));
+            if let Err(error) = self.send_off(&fill.slot) {
+                self.spare.push(fill.slot.abandon());
+                return Err(error);
+            }
             if let Err(lost) = self.links.deliveries.send(Delivery::Batch(fill.slot.finish())) {
                 if let Delivery::Batch(ready) = lost.into_inner() {
                     ready.discard(&self.ring);
@@ -455,8 +523,19 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits for every read in flight, and takes back the slots that are not whole.
-    fn drain(&mut self) {
+    /// Marks, on the devices, the points at which a batch is there.
+    fn send_off(&self, slot: &Filling) -> Result<()> {
+        let info = slot.info();
+        let (Some(copier), Some(events)) = (&self.copier, &info.events) else { return Ok(()) };
+        let rows = info.samples.len() as u64;
+        let columns = self.setup.layout.columns.iter();
+        let parts = info.plan.starts.iter().zip(columns);
+        let parts = parts.map(|(&start, region)| (start, (rows * region.sample_bytes) as usize));
+        copier.finish(self.ring.buffers(), self.ring.offset(slot.index()) as u64, parts, events)
+    }
+
+    /// Waits for every read and copy in flight, and takes back the slots that are not whole.
+    fn drain(&mut self) -> Result<()> {
         while self.tokens.len() < self.flights.len() {
             let mut done = std::mem::take(&mut self.done);
             let waited = self.reader.reap(true, &mut done);
@@ -470,10 +549,15 @@ impl Pipeline {
                 std::panic::panic_any(format!("reads in flight cannot be waited for: {error}"));
             }
         }
+        let copied = match &mut self.copier {
+            Some(copier) => copier.drain(|chunk| self.staging.give_back(chunk)),
+            None => Ok(()),
+        };
         self.first += self.filling.len() as u64;
         self.next = (self.first, 0);
         self.failure = None;
         self.spare.extend(self.filling.drain(..).map(|fill| fill.slot.abandon()));
+        copied
     }
 
     fn name(&self) -> &'static str {
@@ -501,4 +585,9 @@ impl Pipeline {
         };
         Error::new(kind, what).at(file.path()).range(read.offset, read.need.into()).by(self.name())
     }
+}
+
+/// The planner gives a read that cannot land in its slot a chunk, always.
+fn misplanned() -> Error {
+    Error::new(ErrorKind::Closed, "a read was planned for memory that the kernel cannot reach")
 }

@@ -16,18 +16,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::plan::Plan;
-use crate::Result;
-use crate::backend::{BytesByWay, Region};
-use crate::memory::HostMapping;
+use crate::backend::{BytesByWay, Region, SlotStart};
+use crate::memory::cuda::{self, CudaBuffer, SlotEvents};
+use crate::memory::{HostMapping, Target};
+use crate::{Error, Result};
 
 /// The memory of all slots, and the way back for those that were lent.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    memory: HostMapping,
+    memory: Memory,
+    target: Target,
     slots: usize,
     slot_bytes: usize,
     lent: AtomicUsize,
     home: Sender<Free>,
+    /// The process that fills the slots; a forked child gives none back.
+    process: u32,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(HostMapping),
+    /// One buffer for each device, all with the same layout.
+    Cuda(Vec<CudaBuffer>),
 }
 
 /// What is known of the batch in a slot. It moves with the slot, so that its memory is used again.
@@ -40,6 +51,8 @@ pub(crate) struct SlotInfo {
     /// How many of the samples, at the end, repeat others to fill the batch.
     pub(crate) padding: u64,
     pub(crate) ways: BytesByWay,
+    /// For slots in device memory.
+    pub(crate) events: Option<SlotEvents>,
 }
 
 #[derive(Debug)]
@@ -69,15 +82,30 @@ pub(crate) struct Lent {
 }
 
 impl Ring {
-    /// Allocates `slots` slots of `slot_bytes`. All of them wait in the channel that is returned.
-    pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<(Arc<Ring>, Receiver<Free>)> {
+    /// Allocates `slots` slots of `slot_bytes` on every device. All of them wait in the channel that is returned.
+    pub(crate) fn new(
+        slots: usize,
+        slot_bytes: usize,
+        target: Target,
+    ) -> Result<(Arc<Ring>, Receiver<Free>)> {
         let (home, free) = bounded(slots);
         for index in 0..slots {
             // The channel has room for every slot and its receiver is right here.
-            let _ = home.send(Free(Slot { index, info: Box::default() }));
+            let mut info = Box::<SlotInfo>::default();
+            if let Target::Cuda(contexts) = &target {
+                info.events = Some(SlotEvents::new(contexts)?);
+            }
+            let _ = home.send(Free(Slot { index, info }));
         }
-        let memory = HostMapping::new(slots.saturating_mul(slot_bytes))?;
-        Ok((Arc::new(Ring { memory, slots, slot_bytes, lent: AtomicUsize::new(0), home }), free))
+        let bytes = slots.saturating_mul(slot_bytes);
+        let memory = match &target {
+            Target::Host => Memory::Host(HostMapping::new(bytes)?),
+            Target::Cuda(contexts) => Memory::Cuda(
+                contexts.iter().map(|context| CudaBuffer::new(context, bytes)).collect::<Result<_>>()?,
+            ),
+        };
+        let (lent, process) = (AtomicUsize::new(0), std::process::id());
+        Ok((Arc::new(Ring { memory, target, slots, slot_bytes, lent, home, process }), free))
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -89,18 +117,50 @@ impl Ring {
         self.lent.load(Ordering::Relaxed)
     }
 
+    /// The bytes of all slots, over all devices.
     pub(crate) fn bytes(&self) -> u64 {
-        self.memory.len() as u64
+        match &self.memory {
+            Memory::Host(memory) => memory.len() as u64,
+            Memory::Cuda(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
+        }
     }
 
-    /// The slots as regions to register with the kernel, in the order of their numbers.
+    /// The devices that the slots are on.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The memory of the slots on GPUs.
+    pub(crate) fn buffers(&self) -> &[CudaBuffer] {
+        match &self.memory {
+            Memory::Host(_) => &[],
+            Memory::Cuda(buffers) => buffers,
+        }
+    }
+
+    /// The slots that the kernel can read into, as regions to register with it, in the order of their numbers.
     pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
-        (0..self.slots).map(|index| Region { start: self.start(index), len: self.slot_bytes })
+        (0..self.slots).filter_map(|index| match self.start(index) {
+            SlotStart::Host(start) => Some(Region { start, len: self.slot_bytes }),
+            SlotStart::Device(_) => None,
+        })
     }
 
-    fn start(&self, index: usize) -> *mut u8 {
+    /// How far into each device's buffer a slot starts.
+    pub(crate) fn offset(&self, index: usize) -> usize {
         debug_assert!(index < self.slots);
-        self.memory.as_ptr().wrapping_add(index * self.slot_bytes)
+        index * self.slot_bytes
+    }
+
+    fn start(&self, index: usize) -> SlotStart {
+        let offset = self.offset(index);
+        match &self.memory {
+            Memory::Host(memory) => SlotStart::Host(memory.as_ptr().wrapping_add(offset)),
+            // A target of GPUs has at least one.
+            Memory::Cuda(buffers) => {
+                SlotStart::Device(buffers.first().map_or(0, CudaBuffer::start) + offset as u64)
+            }
+        }
     }
 }
 
@@ -123,8 +183,8 @@ impl Filling {
         &mut self.0.info
     }
 
-    /// The slot's memory, to read into.
-    pub(crate) fn memory(&mut self, ring: &Ring) -> *mut u8 {
+    /// The slot's memory, to read or copy into.
+    pub(crate) fn memory(&mut self, ring: &Ring) -> SlotStart {
         ring.start(self.0.index)
     }
 
@@ -158,25 +218,64 @@ impl Lent {
         self.slot.as_ref().map(|slot| &*slot.info).expect("a lent slot is there until it is dropped")
     }
 
-    /// `len` bytes from byte `start` of the slot on.
-    pub(crate) fn bytes(&self, start: usize, len: usize) -> &[u8] {
-        let index = self.slot.as_ref().map_or(0, |slot| slot.index);
+    pub(crate) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    fn index(&self) -> usize {
+        self.slot.as_ref().map_or(0, |slot| slot.index)
+    }
+
+    /// `len` bytes from byte `start` of the slot on; `None` if they are on a device.
+    pub(crate) fn bytes(&self, start: usize, len: usize) -> Option<&[u8]> {
+        self.check(start, len);
+        let SlotStart::Host(slot) = self.ring.start(self.index()) else { return None };
+        let bytes = NonNull::new(slot.wrapping_add(start)).unwrap_or(NonNull::dangling());
+        // SAFETY: the range lies in the slot, which is initialised memory (mapped zeroed) that lives as long as the
+        // ring, which `self` keeps alive. A lent slot is written by nobody until `self` is dropped: the reads of
+        // its batch were reaped before it became ready, and only a free slot is filled again.
+        Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len) })
+    }
+
+    /// The address of byte `start` of the slot on a device; `None` if it is in host memory.
+    pub(crate) fn device_ptr(&self, device: usize, start: usize) -> Option<u64> {
+        let buffer = self.ring.buffers().get(device)?;
+        Some(buffer.start() + (self.ring.offset(self.index()) + start) as u64)
+    }
+
+    /// Copies `to.len()` bytes from byte `start` of the slot on, when they are there, from a device to the host.
+    pub(crate) fn copy_back(&self, device: usize, start: usize, to: &mut [u8]) -> Result<()> {
+        self.check(start, to.len());
+        let events = self.info().events.as_ref();
+        let (Some(from), Some(events)) = (self.device_ptr(device, start), events) else {
+            return Err(Error::argument("the batch is not on this device"));
+        };
+        events.wait_ready(device)?;
+        // SAFETY: the range lies in the slot, whose bytes are all there now, and which is written by nobody while
+        // it is lent.
+        unsafe { cuda::copy_back(self.ring.buffers()[device].context(), from, to) }
+    }
+
+    fn check(&self, start: usize, len: usize) {
         assert!(
             start.checked_add(len).is_some_and(|end| end <= self.ring.slot_bytes),
             "the range is within the slot"
         );
-        let bytes = NonNull::new(self.ring.start(index).wrapping_add(start)).unwrap_or(NonNull::dangling());
-        // SAFETY: the range lies in the slot, which is initialised memory (mapped zeroed) that lives as long as the
-        // ring, which `self` keeps alive. A lent slot is written by nobody until `self` is dropped: the reads of
-        // its batch were reaped before it became ready, and only a free slot is filled again.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len) }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
+            if self.ring.process != std::process::id() {
+                // Nobody fills slots here, a thread of the parent may have held the channel's lock at the fork, and the
+                // caller's streams are the parent's.
+                return std::mem::forget(slot);
+            }
             self.ring.lent.fetch_sub(1, Ordering::Relaxed);
+            if let Some(events) = &slot.info.events {
+                events.release();
+            }
             // As in `discard`.
             let _ = self.ring.home.send(Free(slot));
         }
@@ -201,18 +300,28 @@ impl Staging {
         Ok(Staging { memory, chunk_bytes, free: (0..chunks).rev().collect() })
     }
 
+    /// The memory of all chunks, if there are any.
+    pub(crate) fn memory(&self) -> Option<(*mut u8, usize)> {
+        self.memory.as_ref().map(|memory| (memory.as_ptr(), memory.len()))
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
     }
 
-    /// The chunks as regions to register with the kernel: as many as a limit of `largest` bytes for one needs.
+    /// The chunks as regions to register with the kernel, in the order of their numbers.
     pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
-        let total = self.memory.as_ref().map_or(0, |_| self.count());
-        (0..total).map(|chunk| Region { start: self.start(chunk as u32), len: self.chunk_bytes })
+        (0..self.chunks()).map(|chunk| Region { start: self.start(chunk), len: self.chunk_bytes })
     }
 
-    fn count(&self) -> usize {
-        self.memory.as_ref().map_or(0, |memory| memory.len() / self.chunk_bytes)
+    /// The size of a chunk in bytes.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// How many chunks there are.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.memory.as_ref().map_or(0, |memory| memory.len() / self.chunk_bytes) as u32
     }
 
     pub(crate) fn take(&mut self) -> Option<u32> {

@@ -40,10 +40,10 @@ impl Stats {
         self.bytes_read.fetch_add(read, Ordering::Relaxed);
     }
 
-    pub(crate) fn publish(&self, passed_over: &[PassedOver], notes: &[String]) {
+    pub(crate) fn publish<'a>(&self, passed_over: &[PassedOver], notes: impl Iterator<Item = &'a str>) {
         let mut words = self.words.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         words.passed_over = passed_over.to_vec();
-        words.notes = notes.to_vec();
+        words.notes = notes.map(str::to_string).collect();
     }
 
     pub(crate) fn bytes_by_way(&self) -> BytesByWay {

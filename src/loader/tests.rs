@@ -60,7 +60,7 @@ impl Data {
 
     fn assert_batch(&self, batch: &Batch) {
         let view = batch.columns().next().unwrap();
-        assert_eq!(view.bytes().len(), batch.len() * self.record);
+        assert_eq!(view.size_bytes(), batch.len() * self.record);
         for (row, &sample) in batch.samples().iter().enumerate() {
             assert!(
                 view.sample(row).unwrap() == self.sample(sample),
@@ -68,7 +68,7 @@ impl Data {
                 batch.index()
             );
         }
-        assert_eq!(batch.bytes_by_way().total(), view.bytes().len() as u64);
+        assert_eq!(batch.bytes_by_way().total(), view.size_bytes() as u64);
     }
 
     /// Runs a whole epoch: every batch right, in order, with the samples that the order says.

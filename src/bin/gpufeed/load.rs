@@ -61,22 +61,23 @@ impl Load {
             )),
             None => None,
         };
+        let mut buffers = Vec::new();
         let progress = self.progress(&loader);
         for epoch in 0..self.loader.epochs {
             for batch in loader.epoch(epoch)? {
                 let batch = batch?;
                 if totals.batches < self.show {
-                    progress.suspend(|| self.print(&batch));
+                    progress.suspend(|| self.print(&batch))?;
                 }
                 if let Some(digest) = &mut digest {
-                    hash(digest, &batch);
+                    hash(digest, &batch, &mut buffers)?;
                 }
                 if let Some(order) = &mut order {
                     for sample in batch.samples() {
                         writeln!(order, "{sample}")?;
                     }
                 }
-                let bytes: usize = batch.columns().map(|column| column.bytes().len()).sum();
+                let bytes: usize = batch.columns().map(|column| column.size_bytes()).sum();
                 totals.samples += batch.len() as u64;
                 totals.batches += 1;
                 totals.bytes += bytes as u64;
@@ -111,7 +112,7 @@ impl Load {
         bar
     }
 
-    fn print(&self, batch: &Batch) {
+    fn print(&self, batch: &Batch) -> gpufeed::Result<()> {
         let mut text = format!(
             "epoch {} batch {}: {} samples: {}\n",
             batch.epoch(),
@@ -121,9 +122,14 @@ impl Load {
         );
         for column in batch.columns() {
             let (name, dtype, shape) = (column.name(), column.dtype(), column.shape());
-            text += &format!("  {name:8} {dtype} {shape:?}: {}\n", values(&column));
+            text += &format!("  {name:8} {dtype} {shape:?}: {}\n", values(&column)?);
         }
-        if self.json { eprint!("{text}") } else { print!("{text}") }
+        if self.json {
+            eprint!("{text}");
+        } else {
+            print!("{text}");
+        }
+        Ok(())
     }
 
     fn as_json(&self, loader: &Loader, totals: &Totals, digest: Option<String>) -> Value {
@@ -141,6 +147,8 @@ impl Load {
             .iter()
             .map(|it| json!({ "backend": it.backend.name(), "reason": it.reason }))
             .collect();
+        let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
+        let devices = devices.join(",");
         let mut all = json!({
             "samples": totals.samples,
             "batches": totals.batches,
@@ -152,7 +160,8 @@ impl Load {
             "peak_rss_bytes": output::peak_rss_bytes(),
             "pinned_bytes": memory.pinned_bytes,
             "device_bytes": memory.device_bytes,
-            "device": "host",
+            "device": devices,
+            "device_reason": report.device_reason,
             "backend": report.backend.name(),
             "backend_reason": report.backend_reason,
             "passed_over": passed_over,
@@ -180,6 +189,8 @@ impl Load {
             totals.seconds,
             totals.cpu_seconds
         );
+        let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
+        println!("device {}: {}", devices.join(","), report.device_reason);
         println!("backend {}: {}", report.backend, report.backend_reason);
         let ways: Vec<_> = report
             .bytes_by_way
@@ -213,16 +224,31 @@ impl Load {
 }
 
 /// Adds a batch's samples, each with its columns one after the other, so that the size of batches does not matter.
-fn hash(digest: &mut Sha256, batch: &Batch) {
+/// `buffers` is memory to use again.
+fn hash(digest: &mut Sha256, batch: &Batch, buffers: &mut Vec<Vec<u8>>) -> gpufeed::Result<()> {
     let columns: Vec<_> = batch.columns().collect();
-    if let [only] = columns[..] {
-        return digest.update(only.bytes());
+    buffers.resize_with(columns.len(), Vec::new);
+    let mut values = Vec::with_capacity(columns.len());
+    for (column, buffer) in columns.iter().zip(buffers) {
+        values.push(match column.device_ptr() {
+            None => column.bytes()?,
+            Some(_) => {
+                column.copy_to_host(buffer)?;
+                buffer.as_slice()
+            }
+        });
+    }
+    if let [only] = values[..] {
+        digest.update(only);
+        return Ok(());
     }
     for row in 0..batch.len() {
-        for column in &columns {
-            digest.update(column.sample(row).unwrap_or_default());
+        for bytes in &values {
+            let size = bytes.len() / batch.len();
+            digest.update(&bytes[row * size..(row + 1) * size]);
         }
     }
+    Ok(())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -239,27 +265,24 @@ fn few(values: impl Iterator<Item = impl std::fmt::Display>, all: usize) -> Stri
     shown.join(" ")
 }
 
-fn values(column: &ColumnView<'_>) -> String {
-    fn list<T: bytemuck::AnyBitPattern + std::fmt::Display>(column: &ColumnView<'_>) -> String {
-        match column.elements::<T>() {
-            Ok(values) => few(values.iter(), values.len()),
-            Err(error) => error.to_string(),
-        }
+fn values(column: &ColumnView<'_>) -> gpufeed::Result<String> {
+    fn list<T: bytemuck::AnyBitPattern + std::fmt::Display>(bytes: &[u8]) -> String {
+        let values = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+        few(values, bytes.len() / size_of::<T>())
     }
-    match column.dtype() {
-        Dtype::U8 | Dtype::Bool => list::<u8>(column),
-        Dtype::I8 => list::<i8>(column),
-        Dtype::U16 => list::<u16>(column),
-        Dtype::I16 => list::<i16>(column),
-        Dtype::U32 => list::<u32>(column),
-        Dtype::I32 => list::<i32>(column),
-        Dtype::U64 => list::<u64>(column),
-        Dtype::I64 => list::<i64>(column),
-        Dtype::F32 => list::<f32>(column),
-        Dtype::F64 => list::<f64>(column),
-        _ => format!(
-            "bytes {}",
-            few(column.bytes().iter().map(|byte| format!("{byte:02x}")), column.bytes().len())
-        ),
-    }
+    let mut bytes = Vec::new();
+    column.copy_to_host(&mut bytes)?;
+    Ok(match column.dtype() {
+        Dtype::U8 | Dtype::Bool => list::<u8>(&bytes),
+        Dtype::I8 => list::<i8>(&bytes),
+        Dtype::U16 => list::<u16>(&bytes),
+        Dtype::I16 => list::<i16>(&bytes),
+        Dtype::U32 => list::<u32>(&bytes),
+        Dtype::I32 => list::<i32>(&bytes),
+        Dtype::U64 => list::<u64>(&bytes),
+        Dtype::I64 => list::<i64>(&bytes),
+        Dtype::F32 => list::<f32>(&bytes),
+        Dtype::F64 => list::<f64>(&bytes),
+        _ => format!("bytes {}", few(bytes.iter().map(|byte| format!("{byte:02x}")), bytes.len())),
+    })
 }

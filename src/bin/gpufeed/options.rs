@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use gpufeed::{Backend, Dataset, Format, LastBatch, Loader, OpenOptions, Shuffle};
+use gpufeed::{Backend, Dataset, Device, Format, LastBatch, Loader, OpenOptions, Shuffle};
 
 /// Which files, and what they are.
 #[derive(Debug, Args)]
@@ -44,9 +44,10 @@ impl DatasetArgs {
 /// How to load.
 #[derive(Debug, Args)]
 pub(crate) struct LoaderArgs {
-    /// Where batches are delivered: this version delivers into host memory.
-    #[arg(long, default_value = "auto", value_name = "auto|host", value_parser = parse_device)]
-    _device: String,
+    /// Where batches are delivered: auto, host or cuda:N; `auto` takes the first GPU when there is one. Several GPUs
+    /// (cuda:0,cuda:1) each get every batch, which is read once.
+    #[arg(long, default_value = "auto", value_delimiter = ',')]
+    device: Vec<Device>,
     /// The way to read: auto, uring, pread or page-cache.
     #[arg(long, default_value_t = Backend::Auto)]
     backend: Backend,
@@ -74,14 +75,19 @@ pub(crate) struct LoaderArgs {
     /// The most bytes that one read asks for.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
     io_bytes: u64,
+    /// If the ring does not fit into the memory of the GPU, take half the prefetch depth, down to 1.
+    #[arg(long)]
+    shrink_ring: bool,
     /// Refuse to start if the ring and the staging memory would take more than this.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory_limit: Option<u64>,
 }
 
 impl LoaderArgs {
-    pub(crate) fn build(&self, dataset: Dataset) -> anyhow::Result<Loader> {
+    pub(crate) fn build(&self, dataset: Dataset) -> gpufeed::Result<Loader> {
         let mut builder = Loader::builder(dataset)
+            .devices(&self.device)
+            .shrink_ring(self.shrink_ring)
             .backend(self.backend)
             .batch_size(self.batch_size)
             .shuffle(self.shuffle)
@@ -95,17 +101,7 @@ impl LoaderArgs {
         if let Some(bytes) = self.memory_limit {
             builder = builder.memory_limit(bytes);
         }
-        Ok(builder.build()?)
-    }
-}
-
-fn parse_device(text: &str) -> Result<String, String> {
-    match text {
-        "auto" | "host" => Ok(text.into()),
-        gpu if gpu.starts_with("cuda:") => {
-            Err(format!("device {gpu}: this version delivers into host memory only (--device host)"))
-        }
-        other => Err(format!("unknown device {other:?}; known are auto, host")),
+        builder.build()
     }
 }
 

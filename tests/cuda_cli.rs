@@ -1,0 +1,120 @@
+//! `gpufeed load --device` on an emulated GPU: what the command line says, and what it refuses.
+
+#![cfg(feature = "cli")]
+
+mod cuda_common;
+
+use std::path::Path;
+use std::process::Command;
+
+use cuda_common::{DriverFile, Outcome, backends, describe, finish, folder, on_emulator};
+use serde_json::Value;
+
+/// Runs `gpufeed load datasets/digits` with these flags and this environment.
+fn load(driver: DriverFile, environment: &[(&str, &str)], flags: &[&str]) -> Outcome {
+    let folder = folder();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
+    on_emulator(&mut command, folder.path(), driver);
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/digits");
+    command.arg("load").arg(digits).args(flags).envs(environment.iter().copied());
+    finish(command, folder.path())
+}
+
+#[track_caller]
+fn json(driver: DriverFile, environment: &[(&str, &str)], flags: &[&str]) -> Value {
+    let outcome = load(driver, environment, &[flags, &["--json"]].concat());
+    assert!(outcome.code == Some(0) && outcome.reports.is_empty(), "{}", describe(&outcome));
+    serde_json::from_str(&outcome.output).unwrap_or_else(|error| panic!("{error}: {}", describe(&outcome)))
+}
+
+#[test]
+fn the_json_of_a_load_tells_the_device_its_memory_and_the_way() {
+    let host = json(DriverFile::Emulator, &[], &["--device", "host", "--digest"]);
+    for backend in backends() {
+        let name = backend.name();
+        let gpu = json(DriverFile::Emulator, &[], &["--device", "cuda:0", "--digest", "--backend", name]);
+        assert_eq!(gpu["device"], "cuda:0");
+        assert_eq!(gpu["device_reason"], "it was named");
+        assert_eq!(gpu["digest"], host["digest"]);
+        assert_eq!(gpu["samples"], host["samples"]);
+        assert!(gpu["pinned_bytes"].as_u64().unwrap() > 0 && gpu["device_bytes"].as_u64().unwrap() > 0);
+        let ways = gpu["bytes_by_way"].as_object().unwrap();
+        let all: u64 = ways.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+        assert_eq!(all, gpu["bytes"].as_u64().unwrap());
+        let prefix = name.replace('-', "_").replace("auto", "");
+        let taken: Vec<_> = ways.iter().filter(|(_, bytes)| bytes.as_u64() > Some(0)).collect();
+        assert!(taken.iter().all(|(way, _)| way.starts_with(&prefix)), "{name}: {ways:?}");
+    }
+}
+
+#[test]
+fn auto_takes_a_gpu_where_there_is_one_and_says_why_not_where_there_is_none() {
+    for flags in [&["--device", "auto"][..], &[]] {
+        assert_eq!(json(DriverFile::Emulator, &[], flags)["device"], "cuda:0");
+        let host = json(DriverFile::Missing, &[], flags);
+        assert_eq!(host["device"], "host");
+        assert!(host["device_reason"].as_str().unwrap().contains("there is no CUDA driver"));
+        let none = json(DriverFile::Emulator, &[("CUDA_EMULATOR_DEVICES", "0")], flags);
+        assert_eq!(none["device"], "host");
+        assert!(none["device_reason"].as_str().unwrap().contains("sees no device"));
+    }
+}
+
+#[test]
+fn several_devices_each_get_every_batch() {
+    let environment = [("CUDA_EMULATOR_DEVICES", "2"), ("CUDA_EMULATOR_PEER_ACCESS", "on")];
+    let one = json(DriverFile::Emulator, &environment, &["--device", "cuda:1", "--digest"]);
+    let two = json(DriverFile::Emulator, &environment, &["--device", "cuda:0,cuda:1", "--digest"]);
+    assert_eq!(two["device"], "cuda:0,cuda:1");
+    assert_eq!(one["digest"], two["digest"]);
+    assert_eq!(one["bytes_read"], two["bytes_read"]);
+    assert_eq!(two["device_bytes"].as_u64().unwrap(), 2 * one["device_bytes"].as_u64().unwrap());
+    assert!(two["device_reason"].as_str().unwrap().contains("by peer access"));
+}
+
+#[test]
+fn a_device_that_does_not_exist_or_make_sense_is_one_line_on_standard_error() {
+    let two = [("CUDA_EMULATOR_DEVICES", "2")];
+    for (driver, flags, why) in [
+        (DriverFile::Emulator, &["--device", "cuda:2"][..], "cuda:2 does not exist: the driver sees 2"),
+        (DriverFile::Missing, &["--device", "cuda:0"], "there is no CUDA driver"),
+        (DriverFile::Other, &["--device", "cuda:0"], "is not a CUDA driver"),
+        (DriverFile::Emulator, &["--device", "cuda:0,cuda:0"], "cuda:0 is named twice"),
+        (DriverFile::Emulator, &["--device", "host,cuda:0"], "device host cannot be one of several"),
+        (DriverFile::Emulator, &["--device", "gpu"], "known are auto, host, cuda:N"),
+        (DriverFile::Emulator, &["--device", "cuda:"], "known are auto, host, cuda:N"),
+        (DriverFile::Emulator, &["--device", "cuda:-1"], "known are auto, host, cuda:N"),
+        (DriverFile::Emulator, &["--device", ""], "known are auto, host, cuda:N"),
+    ] {
+        let outcome = load(driver, &two, &[flags, &["--json"]].concat());
+        let fine = outcome.code.is_some_and(|code| code != 0) && outcome.output.contains(why);
+        assert!(fine && !outcome.output.contains("panicked"), "{flags:?}: {}", describe(&outcome));
+        assert!(outcome.reports.is_empty(), "{}", describe(&outcome));
+    }
+}
+
+#[test]
+fn a_ring_that_does_not_fit_is_shrunk_only_if_asked() {
+    // Two slots of a batch of 256 digits fit, nine do not.
+    let small = [("CUDA_EMULATOR_MEMORY", "131072")];
+    let flags = ["--device", "cuda:0", "--batch-size", "256", "--prefetch", "8"];
+    let outcome = load(DriverFile::Emulator, &small, &flags);
+    assert!(outcome.code.is_some_and(|code| code != 0), "{}", describe(&outcome));
+    assert!(outcome.output.contains("the ring needs 9 slots of "), "{}", describe(&outcome));
+    assert!(outcome.output.contains("of its 131072 are free"), "{}", describe(&outcome));
+    let shrunk = json(DriverFile::Emulator, &small, &[&flags[..], &["--shrink-ring"]].concat());
+    assert!(shrunk["device_bytes"].as_u64().unwrap() <= 131_072);
+}
+
+#[test]
+fn a_gpu_that_fails_in_the_middle_is_an_error_and_a_code() {
+    for fault in ["CUDA_EMULATOR_FAIL_COPY", "CUDA_EMULATOR_LOSE_DEVICE_AFTER"] {
+        let outcome = load(
+            DriverFile::Emulator,
+            &[(fault, "5"), ("CUDA_EMULATOR_LEAKS", "0")],
+            &["--device", "cuda:0", "--epochs", "2"],
+        );
+        let fine = outcome.code.is_some_and(|code| code != 0) && outcome.output.contains("CUDA_ERROR_");
+        assert!(fine && !outcome.output.contains("panicked"), "{}", describe(&outcome));
+    }
+}
