@@ -1,4 +1,4 @@
-//! Feeds training data from storage straight into memory where a training step wants it.
+//! Feeds training data from storage straight into the memory, of the host or of a GPU, where a training step wants it.
 //!
 //! ```
 //! use gpufeed::{Dataset, Loader, Shuffle};
@@ -33,6 +33,8 @@
 //! - Every value may be dropped at any moment. Files are opened read-only.
 
 mod backend;
+mod checkpoint;
+pub mod cufile;
 mod dataset;
 mod error;
 mod loader;
@@ -41,6 +43,7 @@ mod order;
 mod storage;
 
 pub use backend::{Backend, BytesByWay, Capabilities, Unavailable, Way};
+pub use checkpoint::{CheckpointFile, WriteOptions};
 /// The CUDA crate whose streams and slices the GPU side of the interface takes.
 pub use cudarc;
 pub use dataset::{
@@ -48,7 +51,7 @@ pub use dataset::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use loader::{Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, StopHandle};
-pub use memory::{Device, DeviceSlice};
+pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle};
 pub use storage::{Alignment, DirectIo, FileIdentity, Residency, evict, residency};
 

@@ -4,7 +4,7 @@ mod cuda_common;
 
 use std::sync::Arc;
 
-use cuda_common::{Consumer, Data, Use, backends, current};
+use cuda_common::{Consumer, Data, Use, current};
 use gpufeed::cudarc::driver::CudaContext;
 use gpufeed::{Device, ErrorKind, Shuffle};
 
@@ -18,31 +18,6 @@ fn gpu() -> bool {
             assert_eq!(error.kind(), ErrorKind::Unavailable);
             assert!(std::env::var_os("GPUFEED_GPU").is_none(), "a GPU was promised");
             false
-        }
-    }
-}
-
-#[test]
-fn gpu_every_backend_delivers_the_bytes_of_the_files() {
-    if !gpu() {
-        return;
-    }
-    for (record, samples) in [(1, 700), (513, 300), (4096, 300), (150_528, 64), (3_000_001, 9)] {
-        let data = Data::new(record, samples);
-        let mut consumer = Consumer::new(0, data.sample_bytes() * samples as usize);
-        for backend in backends() {
-            for (prefetch, shuffle) in [(1, Shuffle::Full), (4, Shuffle::None), (8, Shuffle::Full)] {
-                let builder = data.loader().backend(backend).prefetch(prefetch).batch_size(8);
-                let mut loader = builder.shuffle(shuffle).build().unwrap();
-                for epoch in 0..3 {
-                    for batch in loader.epoch(epoch).unwrap() {
-                        let batch = batch.unwrap();
-                        let how = Use::ALL[batch.index() as usize % (if prefetch > 2 { 8 } else { 6 })];
-                        consumer.take(batch, how);
-                    }
-                    consumer.check(&data);
-                }
-            }
         }
     }
 }

@@ -1,9 +1,13 @@
 //! Which backend works here, and which one `auto` takes.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::Backend;
 use super::uring::{NoRing, UringReader};
+use crate::cufile::{Driver, Route};
+use crate::memory::Device;
+use crate::memory::cuda::Context;
 use crate::{Error, ErrorKind, Result};
 
 /// What a backend that works can do.
@@ -42,8 +46,11 @@ impl From<Unavailable> for Error {
 
 pub(super) fn probe(backend: Backend) -> Result<Capabilities, Unavailable> {
     match backend {
-        Backend::Auto => {
-            Ok(choose(Backend::Auto).map_or(Backend::Pread, |chosen| chosen.backend)).and_then(probe)
+        Backend::Auto => probe(probe(Backend::Uring).map_or(Backend::Pread, |it| it.backend)),
+        Backend::Gds => {
+            let driver = Driver::open(Device::Cuda(0)).and_then(|driver| driver.route());
+            let route = driver.map_err(|error| Unavailable { backend, reason: error.to_string() })?;
+            Ok(Capabilities { backend, direct: route.is_direct() })
         }
         Backend::Uring => match UringReader::new(1, &[], 1) {
             Ok(_) => Ok(Capabilities { backend, direct: true }),
@@ -54,59 +61,143 @@ pub(super) fn probe(backend: Backend) -> Result<Capabilities, Unavailable> {
     }
 }
 
+/// What a loader asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'c> {
+    pub(crate) backend: Backend,
+    /// The GPU that reads land on, if they land on one.
+    pub(crate) context: Option<&'c Arc<Context>>,
+    /// Nothing but GDS that is really direct will do.
+    pub(crate) require_gds: bool,
+}
+
 /// The backend that is used, why, and why not those before it.
 #[derive(Debug, Clone)]
 pub(crate) struct Chosen {
     pub(crate) backend: Backend,
     pub(crate) reason: String,
     pub(crate) passed_over: Vec<Unavailable>,
+    /// For `gds`: the driver, and the way that it goes.
+    pub(crate) gds: Option<(Driver, Route)>,
 }
 
 impl Chosen {
-    /// What `auto` takes where io_uring does not work, for this reason.
-    pub(crate) fn instead_of_uring(reason: String) -> Chosen {
-        let refused = Unavailable { backend: Backend::Uring, reason };
-        let reason = format!("the best that works: uring was passed over ({})", refused.reason);
-        Chosen { backend: Backend::Pread, reason, passed_over: vec![refused] }
+    /// What `auto` takes where the chosen backend does not work after all, for this reason; `None` if nothing is left.
+    pub(crate) fn next_best(mut self, reason: String) -> Option<Chosen> {
+        let after = match self.backend {
+            Backend::Gds => Backend::Uring,
+            Backend::Uring => Backend::Pread,
+            _ => return None,
+        };
+        self.passed_over.push(Unavailable { backend: self.backend, reason });
+        (self.backend, self.gds) = (after, None);
+        self.reason = best(&self.passed_over);
+        match probe(after) {
+            Ok(_) => Some(self),
+            Err(refused) => self.next_best(refused.reason),
+        }
     }
 }
 
 /// Takes the backend that was named, or the best that works.
-pub(crate) fn choose(wanted: Backend) -> Result<Chosen, Unavailable> {
-    if wanted != Backend::Auto {
-        probe(wanted)?;
-        return Ok(Chosen { backend: wanted, reason: "it was named".into(), passed_over: Vec::new() });
+pub(crate) fn choose(wanted: Wanted<'_>) -> Result<Chosen> {
+    let named =
+        |gds| Chosen { backend: wanted.backend, reason: "it was named".into(), passed_over: vec![], gds };
+    match wanted.backend {
+        Backend::Auto => {}
+        Backend::Gds => return Ok(named(Some(gds(wanted)?))),
+        other if wanted.require_gds => {
+            return Err(Error::argument(format!(
+                "backend {other} was named and GDS is required; they exclude each other"
+            )));
+        }
+        other => {
+            probe(other)?;
+            return Ok(named(None));
+        }
     }
+    let mut passed_over = Vec::new();
+    if wanted.context.is_some() || wanted.require_gds {
+        match gds(Wanted { require_gds: true, ..wanted }) {
+            Ok((driver, route)) => {
+                let reason = format!("cuFile reads straight into GPU memory, by {}", route.name());
+                return Ok(Chosen { backend: Backend::Gds, reason, passed_over, gds: Some((driver, route)) });
+            }
+            Err(error) if wanted.require_gds => return Err(error),
+            Err(error) => passed_over.push(Unavailable { backend: Backend::Gds, reason: error.to_string() }),
+        }
+    }
+    let reason = match &passed_over[..] {
+        [] => "io_uring works and keeps one thread busy, whatever the queue depth".into(),
+        some => best(some),
+    };
+    let chosen = Chosen { backend: Backend::Uring, reason, passed_over, gds: None };
     match probe(Backend::Uring) {
-        Ok(_) => Ok(Chosen {
-            backend: Backend::Uring,
-            reason: "io_uring works and keeps one thread busy, whatever the queue depth".into(),
-            passed_over: Vec::new(),
-        }),
-        Err(refused) => Ok(Chosen::instead_of_uring(refused.reason)),
+        Ok(_) => Ok(chosen),
+        Err(refused) => Ok(chosen.next_best(refused.reason.clone()).ok_or(refused)?),
     }
+}
+
+fn best(passed_over: &[Unavailable]) -> String {
+    let why: Vec<_> =
+        passed_over.iter().map(|it| format!("{} was passed over ({})", it.backend, it.reason)).collect();
+    format!("the best that works: {}", why.join("; "))
+}
+
+/// Opens cuFile for the GPU that reads land on. With `require_gds`, only where it is really direct.
+fn gds(wanted: Wanted<'_>) -> Result<(Driver, Route)> {
+    let Some(context) = wanted.context else {
+        return Err(Error::argument("GDS reads into GPU memory; name a GPU to deliver to (cuda:N)"));
+    };
+    let driver = Driver::open_in(context)?;
+    let route = driver.route()?;
+    if wanted.require_gds && !route.is_direct() {
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            "cuFile would read in its compatibility mode, through host memory, since its driver reports neither \
+             nvidia-fs nor PCI P2PDMA for any kind of storage",
+        )
+        .by("gds"));
+    }
+    Ok((driver, route))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn wanted(backend: Backend) -> Wanted<'static> {
+        Wanted { backend, context: None, require_gds: false }
+    }
+
     #[test]
     fn auto_takes_what_works_and_says_why() {
-        let chosen = choose(Backend::Auto).unwrap();
+        let chosen = choose(wanted(Backend::Auto)).unwrap();
         assert!(probe(chosen.backend).is_ok());
         assert!(!chosen.reason.is_empty());
         assert_eq!(chosen.backend == Backend::Uring, chosen.passed_over.is_empty());
     }
 
     #[test]
+    fn gds_without_a_gpu_is_an_error_that_says_so() {
+        for wanted in [wanted(Backend::Gds), Wanted { require_gds: true, ..wanted(Backend::Auto) }] {
+            assert!(choose(wanted).unwrap_err().to_string().contains("name a GPU"));
+        }
+        let both = Wanted { require_gds: true, ..wanted(Backend::Pread) };
+        assert_eq!(choose(both).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
     fn a_named_backend_is_taken_or_refused_never_replaced() {
         for backend in [Backend::Pread, Backend::PageCache] {
-            assert_eq!(choose(backend).unwrap().backend, backend);
+            assert_eq!(choose(wanted(backend)).unwrap().backend, backend);
         }
         match probe(Backend::Uring) {
-            Ok(_) => assert_eq!(choose(Backend::Uring).unwrap().backend, Backend::Uring),
-            Err(refused) => assert_eq!(choose(Backend::Uring).unwrap_err(), refused),
+            Ok(_) => assert_eq!(choose(wanted(Backend::Uring)).unwrap().backend, Backend::Uring),
+            Err(refused) => {
+                let error = choose(wanted(Backend::Uring)).unwrap_err();
+                assert!(error.to_string().contains(&refused.reason));
+            }
         }
     }
 }

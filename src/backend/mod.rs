@@ -4,6 +4,7 @@
 //! resumes short reads, falls back, and counts. So every backend is held to the same rules by the same code.
 
 mod choose;
+mod gds;
 mod pool;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -15,7 +16,8 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 
 pub use choose::{Capabilities, Unavailable};
-pub(crate) use choose::{Chosen, choose};
+pub(crate) use choose::{Chosen, Wanted, choose};
+pub(crate) use gds::{GdsReader, GdsSettings};
 pub(crate) use pool::PoolReader;
 pub(crate) use uring::UringReader;
 
@@ -27,10 +29,14 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The best that works here: `uring`, else `pread`; and for shards that are in the page cache already, through
-    /// the page cache.
+    /// The best that works here: `gds` for a GPU where cuFile is really direct, else `uring`, else `pread`; and for
+    /// shards that are in the page cache already, through the page cache.
     #[default]
     Auto,
+    /// cuFile, from storage into GPU memory, from as many threads as there may be reads in flight. It reads around host
+    /// memory only where the driver says so (see [`Report::gds_route`](crate::Report)); otherwise cuFile's own compatibility
+    /// mode reads through it.
+    Gds,
     /// io_uring with direct I/O, one ring driven by one thread.
     Uring,
     /// `pread` with direct I/O, from as many threads as there may be reads in flight.
@@ -41,12 +47,14 @@ pub enum Backend {
 }
 
 impl Backend {
-    const ALL: [Backend; 4] = [Backend::Auto, Backend::Uring, Backend::Pread, Backend::PageCache];
+    const ALL: [Backend; 5] =
+        [Backend::Auto, Backend::Gds, Backend::Uring, Backend::Pread, Backend::PageCache];
 
     /// The name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Auto => "auto",
+            Backend::Gds => "gds",
             Backend::Uring => "uring",
             Backend::Pread => "pread",
             Backend::PageCache => "page-cache",
@@ -85,6 +93,10 @@ impl fmt::Display for Backend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
+    /// cuFile, with no stop in host memory.
+    Gds,
+    /// cuFile in its compatibility mode, through host memory.
+    CufileCompat,
     /// io_uring, around the page cache.
     UringDirect,
     /// io_uring, through the page cache.
@@ -99,12 +111,21 @@ pub enum Way {
 
 impl Way {
     /// Every way, in the order of [`BytesByWay`].
-    pub const ALL: [Way; 5] =
-        [Way::UringDirect, Way::UringBuffered, Way::PreadDirect, Way::PreadBuffered, Way::PageCache];
+    pub const ALL: [Way; 7] = [
+        Way::Gds,
+        Way::CufileCompat,
+        Way::UringDirect,
+        Way::UringBuffered,
+        Way::PreadDirect,
+        Way::PreadBuffered,
+        Way::PageCache,
+    ];
 
     /// The key in reports.
     pub fn name(self) -> &'static str {
         match self {
+            Way::Gds => "gds",
+            Way::CufileCompat => "cufile_compat",
             Way::UringDirect => "uring_direct",
             Way::UringBuffered => "uring_buffered",
             Way::PreadDirect => "pread_direct",
@@ -116,8 +137,9 @@ impl Way {
     pub(crate) fn of(backend: Backend, direct: bool) -> Way {
         match (backend, direct) {
             (Backend::PageCache, _) => Way::PageCache,
-            (Backend::Pread, true) => Way::PreadDirect,
-            (Backend::Pread, false) => Way::PreadBuffered,
+            // What `gds` cannot read by cuFile it reads by `pread`.
+            (Backend::Pread | Backend::Gds, true) => Way::PreadDirect,
+            (Backend::Pread | Backend::Gds, false) => Way::PreadBuffered,
             (_, true) => Way::UringDirect,
             (_, false) => Way::UringBuffered,
         }
@@ -165,19 +187,45 @@ pub(crate) struct Piece {
     pub(crate) len: u32,
 }
 
-/// Where a slot starts.
+/// An address in host memory or in that of a GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum SlotStart {
+pub(crate) enum Address {
     Host(*mut u8),
     /// In the memory of a GPU, which the host cannot touch.
     Device(u64),
+}
+
+impl Address {
+    /// The address `bytes` further on.
+    pub(crate) fn plus(self, bytes: usize) -> Address {
+        match self {
+            Address::Host(start) => Address::Host(start.wrapping_add(bytes)),
+            Address::Device(start) => Address::Device(start + bytes as u64),
+        }
+    }
+
+    /// The address in the memory of a GPU; `None` if it is not there.
+    pub(crate) fn device(self) -> Option<u64> {
+        match self {
+            Address::Host(_) => None,
+            Address::Device(start) => Some(start),
+        }
+    }
+
+    /// The address in host memory; `None` if it is not there.
+    pub(crate) fn host(self) -> Option<*mut u8> {
+        match self {
+            Address::Host(start) => Some(start),
+            Address::Device(_) => None,
+        }
+    }
 }
 
 /// A copy out of a staging chunk, done by whoever completes the read, and done when it returns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gather {
     chunk: *const u8,
-    slot: SlotStart,
+    slot: Address,
     pieces: *const Piece,
     count: usize,
 }
@@ -186,7 +234,7 @@ pub(crate) struct Gather {
 unsafe impl Send for Gather {}
 
 impl Gather {
-    pub(crate) fn new(chunk: *const u8, slot: SlotStart, pieces: &[Piece]) -> Self {
+    pub(crate) fn new(chunk: *const u8, slot: Address, pieces: &[Piece]) -> Self {
         Gather { chunk, slot, pieces: pieces.as_ptr(), count: pieces.len() }
     }
 
@@ -199,7 +247,7 @@ impl Gather {
         // SAFETY: the caller vouches for the slice.
         let pieces = unsafe { std::slice::from_raw_parts(self.pieces, self.count) };
         match (self.slot, context) {
-            (SlotStart::Host(slot), _) => {
+            (Address::Host(slot), _) => {
                 for piece in pieces {
                     // SAFETY: the caller vouches for both ranges; chunk and slot are different mappings.
                     unsafe {
@@ -213,10 +261,10 @@ impl Gather {
                 Ok(())
             }
             // SAFETY: the caller vouches for both ranges.
-            (SlotStart::Device(slot), Some(context)) => unsafe {
+            (Address::Device(slot), Some(context)) => unsafe {
                 cuda::copy_now(context, self.chunk, slot, pieces)
             },
-            (SlotStart::Device(_), None) => Err(Error::argument("a copy to a device needs its context")),
+            (Address::Device(_), None) => Err(Error::argument("a copy to a device needs its context")),
         }
     }
 }
@@ -230,12 +278,14 @@ pub(crate) struct Request {
     pub(crate) file: u32,
     pub(crate) fd: RawFd,
     pub(crate) offset: u64,
-    pub(crate) dest: *mut u8,
+    pub(crate) dest: Address,
     pub(crate) len: u32,
     /// The registered region that `dest..dest + len` lies in.
     pub(crate) region: u32,
     /// The data is in the page cache: reading it is a copy that keeps a processor busy, not a wait for a disk.
     pub(crate) cached: bool,
+    /// cuFile's handle of the file; 0 for a read that does not go through cuFile.
+    pub(crate) handle: usize,
     /// How many bytes the read must bring for its copy to be possible, and that copy. A backend that reads in
     /// threads of its own does the copy there; others leave it to the caller.
     pub(crate) gather: Option<(u32, Gather)>,
@@ -251,11 +301,15 @@ pub(crate) struct Completion {
     pub(crate) result: Result<u32, ReadFailure>,
     /// The copy of the request was done.
     pub(crate) gathered: bool,
+    /// The way that the bytes took, where the backend has several.
+    pub(crate) way: Option<Way>,
 }
 
 #[derive(Debug)]
 pub(crate) enum ReadFailure {
     Errno(i32),
+    /// The bytes came (so many), but not the way that was wanted.
+    Refused(u32, Error),
     /// The copy that follows the read failed.
     Copy(Error),
     /// The thread that read panicked, with this message.
@@ -265,7 +319,7 @@ pub(crate) enum ReadFailure {
 /// A part of memory that reads land in, for registration with the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Region {
-    pub(crate) start: *mut u8,
+    pub(crate) start: Address,
     pub(crate) len: usize,
 }
 

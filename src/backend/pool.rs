@@ -22,19 +22,30 @@ pub(crate) struct PoolReader {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What a thread of the pool does with a request.
+pub(super) type Work = Box<dyn FnMut(&Request) -> Completion + Send>;
+
 impl PoolReader {
     /// Starts `depth` threads; as many reads can be in flight. `context` is that of the device which the copies of
     /// requests go to, if they go to one.
     pub(crate) fn new(depth: u32, context: Option<Arc<Context>>) -> Result<Self> {
+        PoolReader::with(depth, || {
+            let context = context.clone();
+            Ok(Box::new(move |request| read(request, context.as_deref())))
+        })
+    }
+
+    /// Starts `depth` threads that do what `make` makes for each.
+    pub(super) fn with(depth: u32, make: impl Fn() -> Result<Work>) -> Result<Self> {
         let (requests, incoming) = bounded(depth as usize);
         let (outgoing, completions) = bounded(depth as usize);
         let mut pool = PoolReader { requests: Some(requests), completions, threads: Vec::new() };
         for i in 0..depth {
-            let (incoming, outgoing, context) = (incoming.clone(), outgoing.clone(), context.clone());
+            let (incoming, outgoing, work) = (incoming.clone(), outgoing.clone(), make()?);
             let thread = std::thread::Builder::new()
                 .name(format!("gpufeed-read-{i}"))
-                .stack_size(128 << 10)
-                .spawn(move || work(&incoming, &outgoing, context.as_deref()))
+                .stack_size(256 << 10)
+                .spawn(move || serve(&incoming, &outgoing, work))
                 .map_err(|e| {
                     Error::new(ErrorKind::Io, format!("cannot start reading thread {i} of {depth}"))
                         .caused_by(e)
@@ -45,15 +56,16 @@ impl PoolReader {
     }
 }
 
-fn work(requests: &Receiver<Request>, completions: &Sender<Completion>, context: Option<&Context>) {
+fn serve(requests: &Receiver<Request>, completions: &Sender<Completion>, mut work: Work) {
     for request in requests {
-        let outcome = catch_unwind(AssertUnwindSafe(|| read(&request, context)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&request)));
         let completion = match outcome {
             Ok(completion) => completion,
             Err(panic) => Completion {
                 token: request.token,
                 result: Err(ReadFailure::Panicked(crate::loader::panic_message(&*panic))),
                 gathered: false,
+                way: None,
             },
         };
         if completions.send(completion).is_err() {
@@ -65,20 +77,11 @@ fn work(requests: &Receiver<Request>, completions: &Sender<Completion>, context:
 fn read(request: &Request, context: Option<&Context>) -> Completion {
     #[cfg(test)]
     assert_ne!(request.fd, super::testing::PANICS, "as the test asks");
-    let result = loop {
-        // SAFETY: whoever started the read keeps destination and descriptor valid until it is reaped, and nobody
-        // else touches the destination meanwhile.
-        let n = unsafe {
-            libc::pread(request.fd, request.dest.cast(), request.len as usize, request.offset as libc::off_t)
-        };
-        match u32::try_from(n) {
-            Ok(n) => break Ok(n),
-            Err(_) => match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                errno => break Err(ReadFailure::Errno(errno.unwrap_or(libc::EIO))),
-            },
-        }
+    let Some(dest) = request.dest.host() else {
+        let result = Err(ReadFailure::Errno(libc::EFAULT));
+        return Completion { token: request.token, result, gathered: false, way: None };
     };
+    let result = pread(request, dest);
     let (result, gathered) = match (request.gather, result) {
         // SAFETY: the window is filled as far as the copy needs it, the pieces stay alive until the read is reaped,
         // and chunk and slot belong to this read alone.
@@ -88,7 +91,25 @@ fn read(request: &Request, context: Option<&Context>) -> Completion {
         },
         (_, result) => (result, false),
     };
-    Completion { token: request.token, result, gathered }
+    Completion { token: request.token, result, gathered, way: None }
+}
+
+/// Reads what a request asks for to `dest`, which has room for it and is the caller's alone.
+pub(super) fn pread(request: &Request, dest: *mut u8) -> Result<u32, ReadFailure> {
+    loop {
+        // SAFETY: whoever started the read keeps destination and descriptor valid until it is reaped, and nobody
+        // else touches the destination meanwhile.
+        let n = unsafe {
+            libc::pread(request.fd, dest.cast(), request.len as usize, request.offset as libc::off_t)
+        };
+        match u32::try_from(n) {
+            Ok(n) => return Ok(n),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                errno => return Err(ReadFailure::Errno(errno.unwrap_or(libc::EIO))),
+            },
+        }
+    }
 }
 
 impl FileObserver for PoolReader {

@@ -186,7 +186,8 @@ impl FileObserver for FaultyReader {
 
 impl Reader for FaultyReader {
     unsafe fn start(&mut self, mut request: Request) -> io::Result<()> {
-        let (start, len) = (request.dest as usize, request.len);
+        let dest = request.dest.host().unwrap_or_default();
+        let (start, len) = (dest as usize, request.len);
         // SAFETY: asks for the flags of a descriptor; no memory is passed.
         let flags = unsafe { libc::fcntl(request.fd, libc::F_GETFL) };
         assert!(flags >= 0, "a read from a closed descriptor");
@@ -215,7 +216,7 @@ impl Reader for FaultyReader {
         if let Fate::Refuse(errno) = fate {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        self.flights.insert(request.token, Airborne { fate, dest: request.dest, len });
+        self.flights.insert(request.token, Airborne { fate, dest, len });
         {
             let mut seen = self.seen();
             seen.most_in_flight = seen.most_in_flight.max(self.flights.len());
@@ -223,7 +224,7 @@ impl Reader for FaultyReader {
         match fate {
             Fate::Fail(errno) => {
                 let result = Err(ReadFailure::Errno(errno));
-                self.ready.push(Completion { token: request.token, result, gathered: false });
+                self.ready.push(Completion { token: request.token, result, gathered: false, way: None });
                 return Ok(());
             }
             // The copy must wait until the read is whole.

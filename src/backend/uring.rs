@@ -55,7 +55,10 @@ impl UringReader {
         }
         let vectors: Vec<libc::iovec> = regions
             .iter()
-            .map(|region| libc::iovec { iov_base: region.start.cast(), iov_len: region.len })
+            .map(|region| libc::iovec {
+                iov_base: region.start.host().unwrap_or_default().cast(),
+                iov_len: region.len,
+            })
             .collect();
         // SAFETY: the regions are mapped for as long as this reader lives (the contract of `Reader::start` for
         // reads, and of the pipeline, which owns both and drops the reader first).
@@ -86,7 +89,7 @@ impl UringReader {
         let before = done.len();
         for entry in self.ring.completion() {
             let result = u32::try_from(entry.result()).map_err(|_| ReadFailure::Errno(-entry.result()));
-            done.push(Completion { token: entry.user_data() as u32, result, gathered: false });
+            done.push(Completion { token: entry.user_data() as u32, result, gathered: false, way: None });
         }
         let count = done.len() - before;
         self.in_flight -= count as u32;
@@ -120,7 +123,9 @@ impl FileObserver for UringReader {
 impl Reader for UringReader {
     unsafe fn start(&mut self, request: Request) -> io::Result<()> {
         debug_assert!(self.in_flight < self.depth);
-        let Request { file, fd, dest, len, offset, .. } = request;
+        let Request { file, fd, len, offset, .. } = request;
+        // The kernel cannot reach a GPU's memory, and is not asked to.
+        let dest = request.dest.host().ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
         let entry = match (self.buffers, file < self.files) {
             (true, true) => {
                 opcode::ReadFixed::new(Fixed(file), dest, len, request.region as u16).offset(offset).build()

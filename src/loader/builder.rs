@@ -8,11 +8,12 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::pipeline::{Links, Setup};
 use super::plan::Layout;
-use super::ring::{Free, Ring, Staging};
+use super::ring::{Free, Ring};
+use super::staging::Staging;
 use super::start::Start;
 use super::stats::Stats;
 use super::{Loader, Settings, Shared, StopHandle};
-use crate::backend::{Backend, Chosen, choose};
+use crate::backend::{Backend, Chosen, GdsSettings, Wanted, choose};
 use crate::dataset::Dataset;
 use crate::memory::{Device, Target, resolve};
 use crate::order::{Batches, LastBatch, Shuffle};
@@ -32,6 +33,7 @@ pub struct LoaderBuilder {
     backend: Backend,
     prefetch: Option<u32>,
     shrink_ring: bool,
+    require_gds: bool,
     queue_depth: u32,
     io_bytes: u64,
     memory_limit: Option<u64>,
@@ -40,6 +42,11 @@ pub struct LoaderBuilder {
     pub(crate) wrap: Option<crate::backend::testing::Wrap>,
 }
 
+/// cuFile takes its short way for reads on these boundaries only.
+const GDS_ALIGN: u32 = 4096;
+/// `auto` does not send smaller reads through cuFile: a cuFile read has a cost of its own (`benches/RECORD.md`). The number
+/// is KvikIO's default; where the two ways cross on a real GPU has not been measured.
+const GDS_SMALLEST: u32 = 16 << 10;
 /// Reads ahead at least this much, so that the queue stays full while a batch changes hands.
 const AHEAD_BYTES: u64 = 32 << 20;
 /// The kernel takes at most this many registered buffers: one for each slot and chunk.
@@ -59,6 +66,7 @@ impl LoaderBuilder {
             backend: Backend::Auto,
             prefetch: None,
             shrink_ring: false,
+            require_gds: false,
             queue_depth: 16,
             io_bytes: 1 << 20,
             memory_limit: None,
@@ -111,6 +119,13 @@ impl LoaderBuilder {
     /// Default: no, that is an error which tells how much is free.
     pub fn shrink_ring(mut self, shrink: bool) -> Self {
         self.shrink_ring = shrink;
+        self
+    }
+
+    /// Whether anything but GDS that is really direct is an error: where it does not work at all, where cuFile would
+    /// take its compatibility mode, and where it fails to read a range. Default: no.
+    pub fn require_gds(mut self, require: bool) -> Self {
+        self.require_gds = require;
         self
     }
 
@@ -167,14 +182,25 @@ impl LoaderBuilder {
         let batches = Batches::new(self.dataset.len(), self.batch_size, self.last_batch)?;
         let io_shape = self.io_shape()?;
         let (target, device_reason) = resolve(&self.devices)?;
-        let chosen = choose(self.backend)?;
-        match self.build_with(batches, io_shape, &target, &device_reason, chosen) {
-            // It worked when it was tried out a moment ago: locked memory is short, and others take it too.
-            Err(error) if self.backend == Backend::Auto && error.kind() == ErrorKind::Unavailable => {
-                let chosen = Chosen::instead_of_uring(error.to_string());
-                self.build_with(batches, io_shape, &target, &device_reason, chosen)
+        let context = target.contexts().first();
+        let wanted = Wanted { backend: self.backend, context, require_gds: self.require_gds };
+        let mut chosen = choose(wanted)?;
+        loop {
+            let built = self.build_with(batches, io_shape, &target, &device_reason, chosen.clone());
+            // It worked when it was tried out a moment ago, but memory is short (locked memory, a GPU's BAR1 space), and
+            // others take of it too.
+            let next = match &built {
+                Err(error)
+                    if self.backend == Backend::Auto && !self.require_gds && failed_to_start(error) =>
+                {
+                    chosen.next_best(error.to_string())
+                }
+                _ => None,
+            };
+            match next {
+                Some(next) => chosen = next,
+                None => return built,
             }
-            built => built,
         }
     }
 
@@ -188,37 +214,48 @@ impl LoaderBuilder {
     ) -> Result<Loader> {
         let on_gpu = !target.contexts().is_empty();
         let at_once = chosen.backend == Backend::PageCache;
+        let by_gds = chosen.backend == Backend::Gds;
         let rows = match self.last_batch {
             LastBatch::Short => self.batch_size.min(self.dataset.len()),
             _ => self.batch_size,
         };
         let policy = match (self.backend, chosen.backend) {
-            (Backend::Auto, _) => OpenPolicy::DirectUnlessCached,
+            // What comes from the page cache does not come by GDS.
+            (Backend::Auto, _) if !self.require_gds => OpenPolicy::DirectUnlessCached,
             (_, Backend::PageCache) => OpenPolicy::Buffered,
             _ => OpenPolicy::Direct,
         };
-        let files = FileTable::new(Arc::clone(&self.dataset), policy, io_bytes);
+        let files =
+            FileTable::new(Arc::clone(&self.dataset), policy, io_bytes, if by_gds { GDS_ALIGN } else { 1 });
         // Every read in flight may be of another file, and planning opens one more.
         let depth = match files.capacity() {
             capacity if capacity < self.dataset.files().len() => depth.min(capacity as u32 - 1),
             _ => depth,
         };
-        let layout = Layout::new(&self.dataset, rows, io_bytes, at_once || on_gpu).ok_or_else(|| {
-            let one = self.dataset.sample_bytes();
-            let what = format!("a batch of {rows} samples of {one} bytes does not fit into memory");
-            Error::new(ErrorKind::OutOfMemory, what)
-        })?;
+        let layout =
+            Layout::new(&self.dataset, rows, io_bytes, at_once || (on_gpu && !by_gds)).ok_or_else(|| {
+                let one = self.dataset.sample_bytes();
+                let what = format!("a batch of {rows} samples of {one} bytes does not fit into memory");
+                Error::new(ErrorKind::OutOfMemory, what)
+            })?;
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
         let (ring, free) = self.ring(&layout, chunks, target)?;
-        let staging = Staging::new(chunks, io_bytes as usize)?;
+        // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
+        let staging = Staging::new(chunks, io_bytes as usize, target.contexts().first().filter(|_| by_gds))?;
+        let bounce_bytes = if by_gds { u64::from(depth) * u64::from(io_bytes) } else { 0 };
+        let gds = chosen.gds.clone().map(|(driver, _)| {
+            let smallest = if self.backend == Backend::Auto { GDS_SMALLEST } else { 0 };
+            (driver, GdsSettings { require: self.require_gds, smallest })
+        });
         let settings = Settings {
             batches,
             prefetch: ring.slots() as u32 - 1,
             queue_depth: depth,
             io_bytes,
             lend_timeout: self.lend_timeout,
-            staging_bytes: staging.bytes(),
+            device_bytes: ring.bytes() + if by_gds { staging.bytes() } else { 0 },
+            pinned_bytes: if by_gds { bounce_bytes } else { staging.bytes() },
             devices: target.devices(),
             device_reason: device_reason.into(),
             chosen,
@@ -249,6 +286,7 @@ impl LoaderBuilder {
             files,
             ring: Arc::clone(&ring),
             staging,
+            gds,
             setup,
             #[cfg(test)]
             wrap: self.wrap.take(),
@@ -328,6 +366,11 @@ impl LoaderBuilder {
             }
         }
     }
+}
+
+/// Whether a loader could not be built for what its backend needs, and another backend may do.
+fn failed_to_start(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Device | ErrorKind::Unsupported)
 }
 
 /// Chunks for a GPU: twice the queue depth, so that as many can be copied from as are read into, but no more than

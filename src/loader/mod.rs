@@ -5,6 +5,7 @@ mod builder;
 mod pipeline;
 mod plan;
 mod ring;
+mod staging;
 mod start;
 mod stats;
 
@@ -21,6 +22,7 @@ pub use builder::LoaderBuilder;
 pub use stats::NotDirect;
 
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
+use crate::cufile::Route;
 use crate::dataset::Dataset;
 use crate::memory::Device;
 use crate::order::Batches;
@@ -87,7 +89,8 @@ pub(crate) struct Settings {
     pub(crate) devices: Vec<Device>,
     pub(crate) device_reason: String,
     pub(crate) chosen: Chosen,
-    pub(crate) staging_bytes: u64,
+    pub(crate) device_bytes: u64,
+    pub(crate) pinned_bytes: u64,
 }
 
 /// The memory that a loader has allocated, in bytes. It stays the same from `build` until the loader is dropped.
@@ -114,6 +117,8 @@ pub struct Report {
     pub backend_reason: String,
     /// The backends that `auto` would have preferred, and why they do not work here.
     pub passed_over: Vec<Unavailable>,
+    /// For the backend `gds`: the way that cuFile goes, by its driver's properties.
+    pub gds_route: Option<Route>,
     /// Payload bytes read, by the way they took. Batches that were read ahead and not yet delivered count.
     pub bytes_by_way: BytesByWay,
     /// Bytes read, with what alignment added.
@@ -204,7 +209,7 @@ impl Loader {
 
     /// The memory that the loader has allocated.
     pub fn memory(&self) -> MemoryUse {
-        MemoryUse { device_bytes: self.shared.ring.bytes(), pinned_bytes: self.settings.staging_bytes }
+        MemoryUse { device_bytes: self.settings.device_bytes, pinned_bytes: self.settings.pinned_bytes }
     }
 
     /// Which way the bytes went so far, and why.
@@ -216,6 +221,7 @@ impl Loader {
             backend: self.settings.chosen.backend,
             backend_reason: self.settings.chosen.reason.clone(),
             passed_over: self.settings.chosen.passed_over.clone(),
+            gds_route: self.settings.chosen.gds.as_ref().map(|(_, route)| *route),
             bytes_by_way: stats.bytes_by_way(),
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),

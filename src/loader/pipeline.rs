@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::plan::{Layout, PlannedRead, Planner, Target};
-use super::ring::{Filling, Free, Ready, Ring, Staging};
+use super::ring::{Filling, Free, Ready, Ring};
+use super::staging::Staging;
 use super::stats::Stats;
-use crate::backend::{Backend, Completion, Gather, ReadFailure, Reader, Request, SlotStart, Way};
+use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Reader, Request, Way};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned};
 use crate::order::{Batches, Order, Shuffle};
@@ -187,6 +188,10 @@ impl Pipeline {
                 && self.unstarted() < self.setup.queue_depth as usize
             {
                 let Some(slot) = self.free_slot() else { break };
+                if self.tokens.len() < self.flights.len() && self.would_wait_for(&slot)? {
+                    self.spare.push(slot);
+                    break;
+                }
                 self.plan(slot, &order, batch);
                 batch += 1;
             }
@@ -219,6 +224,14 @@ impl Pipeline {
         }
     }
 
+    /// Whether planning for this slot would have this thread wait for the caller's streams.
+    fn would_wait_for(&self, slot: &Free) -> Result<bool> {
+        match slot.events() {
+            Some(events) if self.lands_without_order() => Ok(!events.settled()?),
+            _ => Ok(false),
+        }
+    }
+
     fn free_slot(&mut self) -> Option<Free> {
         self.spare.pop().or_else(|| self.links.free.try_recv().ok())
     }
@@ -248,7 +261,7 @@ impl Pipeline {
         let mut slot = slot.start();
         if let (Some(copier), Some(events)) = (&self.copier, &slot.info().events) {
             // The baseline's copies are not in a stream that could wait.
-            if let Err(error) = copier.reopen(events, self.copies_at_once()) {
+            if let Err(error) = copier.reopen(events, self.lands_without_order()) {
                 self.spare.push(slot.abandon());
                 return self.fail(self.first + self.filling.len() as u64, error);
             }
@@ -334,21 +347,23 @@ impl Pipeline {
         (flight.held, flight.direct) = (true, mode.direct);
         self.flights[token as usize] = Some(flight);
         let (slots_on_host, at_once, first_chunk) =
-            (self.copier.is_none(), self.copies_at_once(), self.host_slots());
+            (self.copier.is_none(), self.copies_at_once(), self.landing_slots());
         let fill = &mut self.filling[(flight.fill - self.first) as usize];
         let slot = fill.slot.memory(&self.ring);
         let (window, region, gather) = match (read.target, flight.chunk) {
             (Target::Chunk { from, count }, Some(chunk)) => {
                 let start = self.staging.start(chunk);
                 let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
-                let gather = Gather::new(start, slot, pieces);
-                let here = (slots_on_host || at_once).then_some((read.need - flight.base, gather));
-                (start, first_chunk + chunk, here)
+                // Threads that read copy too, unless copies are queued on a stream.
+                let gather = match start {
+                    Address::Host(chunk) if slots_on_host || at_once => {
+                        Some((read.need - flight.base, Gather::new(chunk, slot, pieces)))
+                    }
+                    _ => None,
+                };
+                (start, first_chunk + chunk, gather)
             }
-            (Target::Slot(to), _) => match slot {
-                SlotStart::Host(slot) => (slot.wrapping_add(to), fill.slot.index() as u32, None),
-                SlotStart::Device(_) => return Err(misplanned()),
-            },
+            (Target::Slot(to), _) => (slot.plus(to), fill.slot.index() as u32, None),
             (Target::Chunk { .. }, None) => return Err(misplanned()),
         };
         let request = Request {
@@ -356,10 +371,11 @@ impl Pipeline {
             file: place,
             fd,
             offset: read.offset + u64::from(flight.base),
-            dest: window.wrapping_add(flight.base as usize),
+            dest: window.plus(flight.base as usize),
             len: read.len - flight.base,
             region,
             cached: mode.cached,
+            handle: 0,
             gather,
         };
         // SAFETY: the destination is a part of a slot that is filling or of a chunk that was taken, and the planner
@@ -386,7 +402,8 @@ impl Pipeline {
         let outcome = match completion.result {
             Ok(n) => self.advance(&mut flight, n),
             Err(ReadFailure::Errno(errno)) => self.recover(&mut flight, errno),
-            Err(ReadFailure::Copy(error)) => Err(error.by(self.name())),
+            Err(ReadFailure::Refused(n, _)) => self.advance(&mut flight, n),
+            Err(ReadFailure::Copy(error)) => Err(self.placed(&flight, error)),
             Err(ReadFailure::Panicked(message)) => {
                 Err(Error::new(ErrorKind::Panicked, format!("a reading thread panicked: {message}"))
                     .by(self.name()))
@@ -400,7 +417,7 @@ impl Pipeline {
                 }
                 let fill = &mut self.filling[(flight.fill - self.first) as usize];
                 fill.left -= 1;
-                let way = Way::of(self.setup.backend, flight.direct);
+                let way = completion.way.unwrap_or(Way::of(self.setup.backend, flight.direct));
                 let payload = u64::from(flight.read.payload);
                 fill.slot.info_mut().ways.add(way, payload);
                 self.links.stats.count(flight.read.file, way, flight.direct, payload, flight.come.into());
@@ -463,8 +480,8 @@ impl Pipeline {
         let slot = fill.slot.memory(&self.ring);
         let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
         let start = self.staging.start(chunk);
-        match (slot, &mut self.copier) {
-            (SlotStart::Device(to), Some(copier)) => {
+        match (start, slot, &mut self.copier) {
+            (_, Address::Device(to), Some(copier)) => {
                 // From here on the chunk is the copier's, even if it fails half way: it gives it back.
                 if let Some(flight) = &mut self.flights[token as usize] {
                     flight.chunk = None;
@@ -476,13 +493,21 @@ impl Pipeline {
             }
             // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
             // pieces for this chunk size and slot; chunk and these bytes of the slot belong to this read alone.
-            (slot, _) => unsafe { Gather::new(start, slot, pieces).run(None) },
+            (Address::Host(start), slot, _) => unsafe { Gather::new(start, slot, pieces).run(None) },
+            (Address::Device(_), ..) => Err(misplanned()),
         }
     }
 
     /// How many slots reads can land in; their regions come before those of the chunks.
-    fn host_slots(&self) -> u32 {
-        if self.copier.is_none() { self.ring.slots() as u32 } else { 0 }
+    fn landing_slots(&self) -> u32 {
+        let lands = self.copier.is_none() || self.setup.backend == Backend::Gds;
+        if lands { self.ring.slots() as u32 } else { 0 }
+    }
+
+    /// Whether bytes come to device slots by other ways than the copy stream, so that it is this thread that has to
+    /// wait for the last use of a slot.
+    fn lands_without_order(&self) -> bool {
+        matches!(self.setup.backend, Backend::PageCache | Backend::Gds)
     }
 
     /// Whether the backend's threads copy by themselves, and are done when they say so.
@@ -562,6 +587,12 @@ impl Pipeline {
 
     fn name(&self) -> &'static str {
         self.setup.backend.name()
+    }
+
+    fn placed(&self, flight: &Flight, error: Error) -> Error {
+        let read = flight.read;
+        let path = self.setup.dataset.files()[read.file as usize].path();
+        error.at(path).range(read.offset, read.need.into()).by(self.name())
     }
 
     fn failure(&self, flight: &Flight, what: &str, error: std::io::Error) -> Error {

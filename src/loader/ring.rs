@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::plan::Plan;
-use crate::backend::{BytesByWay, Region, SlotStart};
+use crate::backend::{Address, BytesByWay, Region};
 use crate::memory::cuda::{self, CudaBuffer, SlotEvents};
 use crate::memory::{HostMapping, Target};
 use crate::{Error, Result};
@@ -38,7 +38,7 @@ pub(crate) struct Ring {
 enum Memory {
     Host(HostMapping),
     /// One buffer for each device, all with the same layout.
-    Cuda(Vec<CudaBuffer>),
+    Cuda(Vec<Arc<CudaBuffer>>),
 }
 
 /// What is known of the batch in a slot. It moves with the slot, so that its memory is used again.
@@ -101,7 +101,7 @@ impl Ring {
         let memory = match &target {
             Target::Host => Memory::Host(HostMapping::new(bytes)?),
             Target::Cuda(contexts) => Memory::Cuda(
-                contexts.iter().map(|context| CudaBuffer::new(context, bytes)).collect::<Result<_>>()?,
+                contexts.iter().map(|it| CudaBuffer::new(it, bytes).map(Arc::new)).collect::<Result<_>>()?,
             ),
         };
         let (lent, process) = (AtomicUsize::new(0), std::process::id());
@@ -131,19 +131,16 @@ impl Ring {
     }
 
     /// The memory of the slots on GPUs.
-    pub(crate) fn buffers(&self) -> &[CudaBuffer] {
+    pub(crate) fn buffers(&self) -> &[Arc<CudaBuffer>] {
         match &self.memory {
             Memory::Host(_) => &[],
             Memory::Cuda(buffers) => buffers,
         }
     }
 
-    /// The slots that the kernel can read into, as regions to register with it, in the order of their numbers.
+    /// The slots as regions that reads land in, in the order of their numbers: on the first device.
     pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
-        (0..self.slots).filter_map(|index| match self.start(index) {
-            SlotStart::Host(start) => Some(Region { start, len: self.slot_bytes }),
-            SlotStart::Device(_) => None,
-        })
+        (0..self.slots).map(|index| Region { start: self.start(index), len: self.slot_bytes })
     }
 
     /// How far into each device's buffer a slot starts.
@@ -152,19 +149,23 @@ impl Ring {
         index * self.slot_bytes
     }
 
-    fn start(&self, index: usize) -> SlotStart {
+    fn start(&self, index: usize) -> Address {
         let offset = self.offset(index);
         match &self.memory {
-            Memory::Host(memory) => SlotStart::Host(memory.as_ptr().wrapping_add(offset)),
+            Memory::Host(memory) => Address::Host(memory.as_ptr().wrapping_add(offset)),
             // A target of GPUs has at least one.
             Memory::Cuda(buffers) => {
-                SlotStart::Device(buffers.first().map_or(0, CudaBuffer::start) + offset as u64)
+                Address::Device(buffers.first().map_or(0, |buffer| buffer.start()) + offset as u64)
             }
         }
     }
 }
 
 impl Free {
+    pub(crate) fn events(&self) -> Option<&SlotEvents> {
+        self.0.info.events.as_ref()
+    }
+
     pub(crate) fn start(self) -> Filling {
         Filling(self.0)
     }
@@ -184,7 +185,7 @@ impl Filling {
     }
 
     /// The slot's memory, to read or copy into.
-    pub(crate) fn memory(&mut self, ring: &Ring) -> SlotStart {
+    pub(crate) fn memory(&mut self, ring: &Ring) -> Address {
         ring.start(self.0.index)
     }
 
@@ -229,7 +230,7 @@ impl Lent {
     /// `len` bytes from byte `start` of the slot on; `None` if they are on a device.
     pub(crate) fn bytes(&self, start: usize, len: usize) -> Option<&[u8]> {
         self.check(start, len);
-        let SlotStart::Host(slot) = self.ring.start(self.index()) else { return None };
+        let Address::Host(slot) = self.ring.start(self.index()) else { return None };
         let bytes = NonNull::new(slot.wrapping_add(start)).unwrap_or(NonNull::dangling());
         // SAFETY: the range lies in the slot, which is initialised memory (mapped zeroed) that lives as long as the
         // ring, which `self` keeps alive. A lent slot is written by nobody until `self` is dropped: the reads of
@@ -279,61 +280,5 @@ impl Drop for Lent {
             // As in `discard`.
             let _ = self.ring.home.send(Free(slot));
         }
-    }
-}
-
-/// Chunks of memory that reads pass through when they cannot land in a slot.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    memory: Option<HostMapping>,
-    chunk_bytes: usize,
-    free: Vec<u32>,
-}
-
-impl Staging {
-    pub(crate) fn new(chunks: u32, chunk_bytes: usize) -> Result<Staging> {
-        let memory = if chunks == 0 {
-            None
-        } else {
-            Some(HostMapping::new((chunks as usize).saturating_mul(chunk_bytes))?)
-        };
-        Ok(Staging { memory, chunk_bytes, free: (0..chunks).rev().collect() })
-    }
-
-    /// The memory of all chunks, if there are any.
-    pub(crate) fn memory(&self) -> Option<(*mut u8, usize)> {
-        self.memory.as_ref().map(|memory| (memory.as_ptr(), memory.len()))
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len() as u64)
-    }
-
-    /// The chunks as regions to register with the kernel, in the order of their numbers.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
-        (0..self.chunks()).map(|chunk| Region { start: self.start(chunk), len: self.chunk_bytes })
-    }
-
-    /// The size of a chunk in bytes.
-    pub(crate) fn chunk_bytes(&self) -> usize {
-        self.chunk_bytes
-    }
-
-    /// How many chunks there are.
-    pub(crate) fn chunks(&self) -> u32 {
-        self.memory.as_ref().map_or(0, |memory| memory.len() / self.chunk_bytes) as u32
-    }
-
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
-    pub(crate) fn give_back(&mut self, chunk: u32) {
-        self.free.push(chunk);
-    }
-
-    pub(crate) fn start(&self, chunk: u32) -> *mut u8 {
-        let memory = self.memory.as_ref().map_or(std::ptr::null_mut(), HostMapping::as_ptr);
-        memory.wrapping_add(chunk as usize * self.chunk_bytes)
     }
 }

@@ -7,8 +7,10 @@ use crossbeam_channel::bounded;
 
 use super::panic_message;
 use super::pipeline::{Links, Pipeline, Places, Setup};
-use super::ring::{Ring, Staging};
-use crate::backend::{Backend, PoolReader, Reader, Region, UringReader};
+use super::ring::Ring;
+use super::staging::Staging;
+use crate::backend::{Backend, GdsReader, GdsSettings, PoolReader, Reader, Region, UringReader};
+use crate::cufile::Driver;
 use crate::memory::cuda::{Copier, Pinned};
 use crate::storage::FileTable;
 use crate::{Error, ErrorKind, Result};
@@ -21,6 +23,8 @@ pub(super) struct Start {
     pub(super) files: FileTable,
     pub(super) ring: Arc<Ring>,
     pub(super) staging: Staging,
+    /// For the backend `gds`.
+    pub(super) gds: Option<(Driver, GdsSettings)>,
     #[cfg(test)]
     pub(super) wrap: Option<crate::backend::testing::Wrap>,
 }
@@ -53,14 +57,22 @@ impl Start {
 
     /// Makes the reader here, since the ring of io_uring belongs to the thread that makes it.
     fn pipeline(self) -> Result<Pipeline> {
-        let Start { setup, links, files, ring, staging, .. } = self;
-        let regions: Vec<Region> = ring.regions().chain(staging.regions()).collect();
+        let Start { setup, links, files, ring, staging, gds, .. } = self;
+        let on_host = |region: &Region| region.start.host().is_some();
+        let regions: Vec<Region> = ring.regions().chain(staging.regions()).filter(on_host).collect();
         let first = ring.target().contexts().first();
-        let reader: Box<dyn Reader> = match setup.backend {
-            Backend::Pread | Backend::PageCache => {
+        let reader: Box<dyn Reader> = match (setup.backend, gds) {
+            (Backend::Gds, Some((driver, settings))) => {
+                let slots = ring.regions().zip(ring.buffers().iter().take(1).cycle());
+                let chunks = staging.regions().zip(staging.buffer().into_iter().cycle());
+                let regions: Vec<_> = slots.chain(chunks).collect();
+                let io_bytes = setup.layout.io_bytes;
+                Box::new(GdsReader::new(driver, settings, setup.queue_depth, io_bytes, &regions)?)
+            }
+            (Backend::Pread | Backend::PageCache, _) => {
                 Box::new(PoolReader::new(setup.queue_depth, first.cloned())?)
             }
-            Backend::Auto | Backend::Uring => {
+            (Backend::Auto | Backend::Uring | Backend::Gds, _) => {
                 let made = UringReader::new(setup.queue_depth, &regions, files.capacity() as u32);
                 Box::new(
                     made.map_err(|it| Error::new(ErrorKind::Unavailable, it.0).by(setup.backend.name()))?,
@@ -77,7 +89,7 @@ impl Start {
             copier = Some(Copier::new(ring.target().contexts(), staging.chunks())?);
             // The baseline copies from plain memory, as most programs do.
             let chunk = staging.chunk_bytes();
-            if let (Some((start, len)), false) = (staging.memory(), setup.backend == Backend::PageCache) {
+            if let (Some((start, len)), false) = (staging.host(), setup.backend == Backend::PageCache) {
                 // SAFETY: the pipeline owns the registration and the staging memory, and drops the registration
                 // first; nobody else registers memory of ours.
                 pinned = Some(unsafe { Pinned::register(first, start, len, chunk) }?);

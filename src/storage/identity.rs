@@ -2,6 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -73,7 +74,13 @@ pub(crate) fn open_with(path: &Path, flags: i32) -> std::result::Result<(File, M
     let metadata = file.metadata().map_err(OpenError::Stat)?;
     let kind = metadata.file_type();
     if kind.is_file() {
-        return Ok((file, metadata));
+        // It was there for the open alone, and cuFile takes no descriptor that has it.
+        // SAFETY: the descriptor is open; no pointers are passed.
+        let cleared = unsafe {
+            let set = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
+            set >= 0 && libc::fcntl(file.as_raw_fd(), libc::F_SETFL, set & !libc::O_NONBLOCK) == 0
+        };
+        return if cleared { Ok((file, metadata)) } else { Err(OpenError::Stat(io::Error::last_os_error())) };
     }
     Err(OpenError::NotRegular(if kind.is_dir() {
         "a directory"

@@ -75,6 +75,8 @@ pub(crate) struct FileTable {
     policy: OpenPolicy,
     /// Reads are never longer than this, so an alignment beyond it cannot be met.
     io_bytes: u32,
+    /// The backend wants direct reads aligned to this, whatever the file system wants.
+    least_align: u32,
     entries: Vec<Entry>,
     capacity: usize,
     hand: usize,
@@ -90,12 +92,13 @@ pub(crate) struct FileTable {
 }
 
 impl FileTable {
-    pub(crate) fn new(dataset: Arc<Dataset>, policy: OpenPolicy, io_bytes: u32) -> Self {
+    pub(crate) fn new(dataset: Arc<Dataset>, policy: OpenPolicy, io_bytes: u32, least_align: u32) -> Self {
         let files = dataset.files().len();
         FileTable {
             dataset,
             policy,
             io_bytes,
+            least_align,
             entries: Vec::new(),
             capacity: descriptor_limit().min(files.max(1)),
             hand: 0,
@@ -279,7 +282,7 @@ impl FileTable {
         } else {
             match self.direct_io(path, identity, &handle)? {
                 DirectIo::Supported(Alignment { memory, offset }) => {
-                    let align = memory.max(offset);
+                    let align = memory.max(offset).max(self.least_align);
                     if !self.io_bytes.is_multiple_of(align) {
                         let reason = format!(
                             "direct I/O needs multiples of {align} bytes, I/Os are {}",

@@ -24,7 +24,7 @@ pub(crate) const DONE: &str = "the child has come to the end of its body";
 /// A child that takes longer is killed, and its test fails. `GPUFEED_TEST_DEADLINE` gives it other seconds, for runs
 /// under a checker of memory.
 fn deadline() -> Duration {
-    let seconds = std::env::var("GPUFEED_TEST_DEADLINE").map_or(120, |text| text.parse().unwrap());
+    let seconds = std::env::var("GPUFEED_TEST_DEADLINE").map_or(300, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
 }
 

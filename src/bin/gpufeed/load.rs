@@ -43,6 +43,9 @@ struct Totals {
     bytes: u64,
     seconds: f64,
     cpu_seconds: f64,
+    /// Of these, what went before the first epoch: opening, indexing, memory, drivers.
+    setup_seconds: f64,
+    setup_cpu_seconds: f64,
 }
 
 impl Load {
@@ -53,7 +56,11 @@ impl Load {
         let mut loader = self.loader.build(dataset)?;
         interrupt::stops(loader.stop_handle());
 
-        let mut totals = Totals::default();
+        let mut totals = Totals {
+            setup_seconds: start.elapsed().as_secs_f64(),
+            setup_cpu_seconds: output::cpu_seconds() - cpu_start,
+            ..Totals::default()
+        };
         let mut digest = self.digest.then(Sha256::new);
         let mut order = match &self.order_out {
             Some(path) => Some(BufWriter::new(
@@ -157,6 +164,8 @@ impl Load {
             "gb_per_s": gb_per_s,
             "gib_per_s": gib_per_s,
             "cpu_seconds": totals.cpu_seconds,
+            "setup_seconds": totals.setup_seconds,
+            "setup_cpu_seconds": totals.setup_cpu_seconds,
             "peak_rss_bytes": output::peak_rss_bytes(),
             "pinned_bytes": memory.pinned_bytes,
             "device_bytes": memory.device_bytes,
@@ -164,6 +173,7 @@ impl Load {
             "device_reason": report.device_reason,
             "backend": report.backend.name(),
             "backend_reason": report.backend_reason,
+            "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
             "not_direct": not_direct,
             "notes": report.notes,
@@ -192,6 +202,12 @@ impl Load {
         let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
         println!("device {}: {}", devices.join(","), report.device_reason);
         println!("backend {}: {}", report.backend, report.backend_reason);
+        if let Some(route) = report.gds_route {
+            println!("cuFile goes by {}, as its driver's properties say", route.name());
+        }
+        for it in &report.passed_over {
+            println!("passed over: {}: {}", it.backend, it.reason);
+        }
         let ways: Vec<_> = report
             .bytes_by_way
             .iter()

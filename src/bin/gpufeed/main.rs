@@ -6,6 +6,7 @@ mod interrupt;
 mod load;
 mod options;
 mod output;
+mod selftest;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,8 @@ enum Verb {
     Load(load::Load),
     /// Tells what a dataset is, without reading its payload.
     Inspect(inspect::Inspect),
+    /// Checks that every device and backend of this machine delivers the same, right bytes.
+    Selftest(selftest::Selftest),
     /// Writes a synthetic dataset (seeded) for trying things out.
     Generate(generate::Generate),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let outcome = match cli.verb {
         Verb::Load(verb) => verb.run(),
         Verb::Inspect(verb) => verb.run(),
+        Verb::Selftest(verb) => verb.run(),
         Verb::Generate(verb) => verb.run(),
     };
     match outcome {

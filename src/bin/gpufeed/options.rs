@@ -48,9 +48,12 @@ pub(crate) struct LoaderArgs {
     /// (cuda:0,cuda:1) each get every batch, which is read once.
     #[arg(long, default_value = "auto", value_delimiter = ',')]
     device: Vec<Device>,
-    /// The way to read: auto, uring, pread or page-cache.
+    /// The way to read: auto, gds, uring, pread or page-cache.
     #[arg(long, default_value_t = Backend::Auto)]
     backend: Backend,
+    /// Fail where reads would not go straight from storage into GPU memory.
+    #[arg(long)]
+    require_gds: bool,
     /// Samples in a batch.
     #[arg(long, value_name = "N", default_value_t = 64)]
     batch_size: u64,
@@ -88,6 +91,7 @@ impl LoaderArgs {
         let mut builder = Loader::builder(dataset)
             .devices(&self.device)
             .shrink_ring(self.shrink_ring)
+            .require_gds(self.require_gds)
             .backend(self.backend)
             .batch_size(self.batch_size)
             .shuffle(self.shuffle)

@@ -33,12 +33,16 @@ pub(crate) fn size(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// User and system seconds of this process so far, all threads together.
+/// User and system seconds of this process so far, all threads together, and of children that it has waited for.
 pub(crate) fn cpu_seconds() -> f64 {
+    rusage(libc::RUSAGE_SELF) + rusage(libc::RUSAGE_CHILDREN)
+}
+
+fn rusage(who: libc::c_int) -> f64 {
     // SAFETY: all zeros is a valid `rusage`, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        libc::getrusage(who, &mut usage);
         usage
     };
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaStream, result};
 
 use super::{Context, CudaBuffer, Event, Stream, failed};
-use crate::backend::Piece;
+use crate::backend::{Address, Piece};
 use crate::{Error, Result};
 
 /// What has to happen on the device before and after a slot is used.
@@ -80,6 +80,16 @@ impl SlotEvents {
         }
     }
 
+    /// Whether every use that was marked is over.
+    pub(crate) fn settled(&self) -> Result<bool> {
+        for user in self.users().iter().filter(|user| user.pending) {
+            if !user.event.passed()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Deals with the events that mark the last uses, once each.
     fn settle(&self, mut wait: impl FnMut(&Event) -> Result<()>) -> Result<()> {
         for user in self.users().iter_mut() {
@@ -140,15 +150,9 @@ impl Copier {
     /// Queues the copies out of a chunk.
     ///
     /// # Safety
-    /// Every piece lies within the chunk, which starts at `from` and stays as it is until `reclaim` gives it back,
+    /// Every piece lies within the chunk, which starts at `from`, on the host or on the first device, and stays as it is until `reclaim` gives it back,
     /// and within the slot, which starts at `to` in memory of the first device and is being filled.
-    pub(crate) unsafe fn copy(
-        &mut self,
-        chunk: u32,
-        from: *const u8,
-        to: u64,
-        pieces: &[Piece],
-    ) -> Result<()> {
+    pub(crate) unsafe fn copy(&mut self, chunk: u32, from: Address, to: u64, pieces: &[Piece]) -> Result<()> {
         // First of all the chunk is taken, so that whatever happens it is given back, and not before time.
         self.busy.push_back(chunk);
         // SAFETY: as the caller vouches.
@@ -163,15 +167,23 @@ impl Copier {
 
     /// # Safety
     /// As for `copy`.
-    unsafe fn queue(&self, from: *const u8, to: u64, pieces: &[Piece]) -> Result<()> {
+    unsafe fn queue(&self, from: Address, to: u64, pieces: &[Piece]) -> Result<()> {
         let _entered = self.stream.context().enter()?;
         for piece in pieces {
-            // SAFETY: the caller vouches for the range of the chunk.
-            let source =
-                unsafe { std::slice::from_raw_parts(from.add(piece.from as usize), piece.len as usize) };
-            // SAFETY: the caller vouches for the range of the slot, and that the chunk stays as it is.
-            unsafe { result::memcpy_htod_async(to + piece.to as u64, source, self.stream.raw()) }
-                .map_err(|e| failed("a copy to the device cannot be queued", e))?;
+            let (to, len) = (to + piece.to as u64, piece.len as usize);
+            let queued = match from.plus(piece.from as usize) {
+                Address::Host(from) => {
+                    // SAFETY: the caller vouches for the range of the chunk.
+                    let source = unsafe { std::slice::from_raw_parts(from, len) };
+                    // SAFETY: the caller vouches for the range of the slot, and that the chunk stays as it is.
+                    unsafe { result::memcpy_htod_async(to, source, self.stream.raw()) }
+                }
+                // SAFETY: as above.
+                Address::Device(from) => unsafe {
+                    result::memcpy_dtod_async(to, from, len, self.stream.raw())
+                },
+            };
+            queued.map_err(|e| failed("a copy to the device cannot be queued", e))?;
         }
         Ok(())
     }
@@ -209,7 +221,7 @@ impl Copier {
     /// devices, and marks the points where it is there. `slots` is where the slot starts in each device's buffer.
     pub(crate) fn finish(
         &self,
-        buffers: &[CudaBuffer],
+        buffers: &[Arc<CudaBuffer>],
         start: u64,
         parts: impl Iterator<Item = (usize, usize)> + Clone,
         slot: &SlotEvents,

@@ -12,7 +12,7 @@ mod probe;
 mod slice;
 
 pub(crate) use buffer::CudaBuffer;
-pub(crate) use context::Context;
+pub(crate) use context::{Context, Entered};
 pub(crate) use copier::{Copier, SlotEvents};
 pub(crate) use event::{Event, Stream};
 pub(crate) use pinned::Pinned;
@@ -58,11 +58,27 @@ pub(crate) unsafe fn copy_now(
         unsafe { result::memcpy_htod_sync(slot + piece.to as u64, source) }
             .map_err(|e| failed("a copy to the device failed", e))?;
     }
-    // The driver may return as soon as it has taken pageable memory into its own: the bytes are on the device when the
-    // default stream has passed, which such copies run on.
+    arrived()
+}
+
+/// Waits for copies from pageable memory to the device of the current context. The driver may return from one as soon
+/// as it has taken the bytes into its own memory: they are on the device when the default stream has passed, which
+/// such copies run on.
+fn arrived() -> Result<()> {
     // SAFETY: null names the default stream of the current context.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }
         .map_err(|e| failed("a copy to the device failed", e))
+}
+
+/// Copies host memory to the device and returns when it is there.
+///
+/// # Safety
+/// `to..to + from.len()` lies in an allocation of this context that no queued work uses.
+pub(crate) unsafe fn copy_in(context: &Context, from: &[u8], to: u64) -> Result<()> {
+    let _entered = context.enter()?;
+    // SAFETY: the caller vouches for the range of the device, and `from` is a slice.
+    unsafe { result::memcpy_htod_sync(to, from) }.map_err(|e| failed("a copy to the device failed", e))?;
+    arrived()
 }
 
 /// Copies device memory to the host and returns when it is there.
