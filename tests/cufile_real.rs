@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cuda_common::{noise, second_context, stats};
 use cufile_common::{Surroundings, at, gpufeed, libraries, with_cufile};
 use gpufeed::cudarc::driver::CudaContext;
-use gpufeed::cufile::{Batch, Config, Driver, FileHandle, ReadCounts, RegisteredBuffer, Route};
+use gpufeed::cufile::{Batch, Config, Driver, FileHandle, ReadCounts, RegisteredBuffer, Route, Setting};
 use gpufeed::{
     Backend, Dataset, Device, DeviceBuffer, Dtype, Error, ErrorKind, LastBatch, Loader, Shuffle, Way,
 };
@@ -96,6 +96,13 @@ fn the_driver_opens_closes_and_opens_again() {
             let properties = driver.properties().unwrap();
             assert_eq!((properties.nvidia_fs, properties.storage), ((0, 0), 0));
             assert_eq!(properties.max_batch, 128);
+            let settings = driver.settings().unwrap();
+            for wanted in [
+                ("properties_io_batchsize", Setting::Number(128)),
+                ("properties_allow_compat_mode", Setting::Switch(true)),
+            ] {
+                assert!(settings.contains(&(wanted.0.into(), wanted.1)), "{settings:?}");
+            }
             assert!(properties.max_direct_io_bytes >= 1 << 20 && properties.max_pinned_bytes >= 1 << 20);
             assert_eq!(driver.route().unwrap(), Route::Compatibility);
             if !cufile.has_statistics() {

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use cufile_sys::{CUfileDrvProps_t, CUfileStatsLevel3_t, Library, sym};
+use cufile_sys::{
+    CUFileBoolConfigParameter_t, CUFileSizeTConfigParameter_t, CUfileDrvProps_t, CUfileError_t,
+    CUfileStatsLevel3_t, Constant, Library, sym,
+};
 
 use super::{Properties, ReadCounts, Route, check, not_loaded, probe};
 use crate::memory::Device;
@@ -12,6 +15,16 @@ use crate::{Error, ErrorKind, Result};
 /// An open cuFile driver. Clones share it; file handles and registrations keep it open.
 #[derive(Debug, Clone)]
 pub struct Driver(Arc<Open>);
+
+/// The value of a setting of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Setting {
+    /// A number, or a size.
+    Number(u64),
+    /// On or off.
+    Switch(bool),
+}
 
 /// One opening, counted in `USERS`.
 #[derive(Debug)]
@@ -145,6 +158,42 @@ impl Driver {
             ask(self.context().ordinal() as i32, &mut kib)
         })?;
         Ok(kib as u64 * 1024)
+    }
+
+    /// The driver's settings as they are in effect, each by the name of its parameter in the header, in lower case and
+    /// without `CUFILE_PARAM_`; sizes in the unit that the name ends in. Settings that this version does not know, or
+    /// does not tell, are left out. Since cuFile 1.14.
+    ///
+    /// # Errors
+    /// `Unsupported` for an older library.
+    pub fn settings(&self) -> Result<Vec<(String, Setting)>> {
+        let number = self.library().require(sym::cuFileGetParameterSizeT)?;
+        let switch = self.library().require(sym::cuFileGetParameterBool)?;
+        self.context().check_process()?;
+        let _alone = USERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let name =
+            |constant: &Constant| constant.name.trim_start_matches("CUFILE_PARAM_").to_ascii_lowercase();
+        let mut settings = Vec::new();
+        for constant in CUFileSizeTConfigParameter_t::CONSTANTS {
+            let mut value = 0;
+            // SAFETY: the result lives through the call; an unknown parameter is an error code.
+            let returned = unsafe { number(CUFileSizeTConfigParameter_t(constant.value as i32), &mut value) };
+            if returned == CUfileError_t::SUCCESS {
+                settings.push((name(constant), Setting::Number(value as u64)));
+            }
+        }
+        for constant in CUFileBoolConfigParameter_t::CONSTANTS {
+            // A byte, since C may leave anything in it.
+            let mut value = 0u8;
+            // SAFETY: as above; a C bool is a byte.
+            let returned = unsafe {
+                switch(CUFileBoolConfigParameter_t(constant.value as i32), (&raw mut value).cast())
+            };
+            if returned == CUfileError_t::SUCCESS {
+                settings.push((name(constant), Setting::Switch(value != 0)));
+            }
+        }
+        Ok(settings)
     }
 
     /// Turns polling on or off, for I/O of up to this many bytes.

@@ -25,7 +25,7 @@ mod stream;
 
 pub use batch::{Batch, BatchOutcome};
 pub use config::Config;
-pub use driver::Driver;
+pub use driver::{Driver, Setting};
 pub use file::FileHandle;
 pub(crate) use file::{deregister, register};
 pub use properties::{Properties, ReadCounts, Route};

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use crate::options::parse_size;
+use crate::options::{WrongArguments, parse_size};
 use crate::{interrupt, output};
 
 #[derive(Debug, Args)]
@@ -48,18 +48,23 @@ impl Generate {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let record = self.record_bytes;
         if record == 0 {
-            bail!("the record size is 0 bytes; it must be at least 1");
+            return Err(WrongArguments("the record size is 0 bytes; it must be at least 1".into()).into());
         }
         let samples = self.samples.unwrap_or_else(|| self.size.unwrap_or(0) / record);
         if samples == 0 {
-            bail!("there is nothing to write: 0 samples of {record} bytes");
+            return Err(
+                WrongArguments(format!("there is nothing to write: 0 samples of {record} bytes")).into()
+            );
         }
         let per_shard = self.shard_bytes / record;
         if per_shard == 0 {
-            bail!("a shard of {} bytes cannot hold one sample of {record} bytes", self.shard_bytes);
+            let what =
+                format!("a shard of {} bytes cannot hold one sample of {record} bytes", self.shard_bytes);
+            return Err(WrongArguments(what).into());
         }
         if samples.checked_mul(record).is_none() {
-            bail!("{samples} samples of {record} bytes do not fit into 64 bits");
+            let what = format!("{samples} samples of {record} bytes do not fit into 64 bits");
+            return Err(WrongArguments(what).into());
         }
         self.make_folder()?;
         let shards = samples.div_ceil(per_shard);

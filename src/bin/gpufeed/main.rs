@@ -52,9 +52,10 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error:#}");
-            let wrong_arguments = error
-                .downcast_ref::<gpufeed::Error>()
-                .is_some_and(|error| error.kind() == gpufeed::ErrorKind::InvalidArgument);
+            let wrong_arguments = error.is::<options::WrongArguments>()
+                || error
+                    .downcast_ref::<gpufeed::Error>()
+                    .is_some_and(|error| error.kind() == gpufeed::ErrorKind::InvalidArgument);
             ExitCode::from(if wrong_arguments { 2 } else { 1 })
         }
     }

@@ -109,6 +109,18 @@ impl LoaderArgs {
     }
 }
 
+/// Arguments that make no sense together or for what they are about; the exit status is that of wrong arguments.
+#[derive(Debug)]
+pub(crate) struct WrongArguments(pub(crate) String);
+
+impl std::fmt::Display for WrongArguments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongArguments {}
+
 /// `4096`, `64KiB`, `1MiB`, `2GiB`, `1TiB`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];

@@ -112,7 +112,13 @@ impl Selftest {
         }
         let cases = passed + failed.len() as u64;
         if self.json {
-            output::json(&json!({ "cases": cases, "passed": passed, "failed": failed, "skipped": skipped }))?;
+            output::json(&json!({
+                "cases": cases,
+                "passed": passed,
+                "failed": failed.len(),
+                "failures": failed,
+                "skipped": skipped,
+            }))?;
         } else {
             println!("{passed} passed, {} failed, {} skipped", failed.len(), skipped.len());
         }
