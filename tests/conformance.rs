@@ -551,8 +551,9 @@ fn shards_come_in_byte_order_of_their_names_and_names_need_not_be_text() {
     }
 }
 
-/// The whole of this file again, with batches on an emulated GPU whose work is done at once, late, or as late as may be.
-fn on_an_emulated_gpu(delay: &str) {
+/// The whole of this file again but for the tests whose names have a word of `skip`, with batches on an emulated GPU whose
+/// work is done at once, late, or as late as may be.
+fn on_an_emulated_gpu(delay: &str, skip: &[&str]) {
     if std::env::var_os(common::DEVICE).is_some() {
         return; // this is the run on the emulated GPU
     }
@@ -560,6 +561,7 @@ fn on_an_emulated_gpu(delay: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     cuda_common::on_emulator(&mut command, folder.path(), cuda_common::DriverFile::Emulator);
     command.args(["--test-threads=2", "--skip", "emulated_gpu"]);
+    command.args(skip.iter().flat_map(|word| ["--skip", word]));
     command.env(common::DEVICE, "cuda:0").env("CUDA_EMULATOR_DELAY", delay);
     let outcome = cuda_common::finish(command, folder.path());
     let fine =
@@ -569,15 +571,19 @@ fn on_an_emulated_gpu(delay: &str) {
 
 #[test]
 fn the_same_holds_on_an_emulated_gpu_without_delays() {
-    on_an_emulated_gpu("none");
+    on_an_emulated_gpu("none", &[]);
 }
 
 #[test]
 fn the_same_holds_on_an_emulated_gpu_with_random_delays() {
-    on_an_emulated_gpu("random:7:40");
+    // Each copy sleeps, and these make a copy of each few bytes: minutes of sleep. `cuda_delivery` has smaller ones.
+    on_an_emulated_gpu(
+        "random:7:40",
+        &["a_few_bytes", "half_a_kilobyte", "five_thousand", "every_offset", "any_length"],
+    );
 }
 
 #[test]
 fn the_same_holds_on_an_emulated_gpu_that_is_as_late_as_may_be() {
-    on_an_emulated_gpu("adversarial:2");
+    on_an_emulated_gpu("adversarial:2", &[]);
 }

@@ -267,7 +267,7 @@ impl<'b> ColumnView<'b> {
     ///
     /// # Errors
     /// `InvalidArgument` in host memory, for a stream of another device or context, or if `T` does not have the size
-    /// of the column's dtype.
+    /// of the column's dtype; `Device` if the GPU fails.
     pub fn device_slice<T>(&self, stream: &Arc<CudaStream>) -> Result<DeviceSlice<'b, T>> {
         self.check_size(size_of::<T>(), std::any::type_name::<T>())?;
         let Some(pointer) = self.device_ptr() else {
@@ -276,7 +276,7 @@ impl<'b> ColumnView<'b> {
         self.slot.ring().target().contexts()[self.device].check_stream(stream)?;
         // SAFETY: the range lies in the lent slot, which the returned value borrows; elements have any bit pattern
         // that the file had, and T's size was checked.
-        Ok(unsafe { DeviceSlice::new(stream, pointer, self.len / size_of::<T>()) })
+        unsafe { DeviceSlice::new(stream, pointer, self.len / size_of::<T>()) }
     }
 
     fn check_size(&self, wanted: usize, name: &str) -> Result<()> {

@@ -3,9 +3,12 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
+
+use crate::{Error, ErrorKind, Result};
 
 /// Elements on a GPU, borrowed from a [`Batch`](crate::Batch): derefs to cudarc's `CudaSlice`, and never frees.
 #[derive(Debug)]
@@ -18,10 +21,19 @@ impl<T> DeviceSlice<'_, T> {
     /// # Safety
     /// `len` elements from `pointer` on are allocated on the stream's device for as long as the value lives, and are
     /// valid as `T`.
-    pub(crate) unsafe fn new(stream: &Arc<CudaStream>, pointer: u64, len: usize) -> Self {
+    ///
+    /// # Errors
+    /// `Device` if the GPU fails: cudarc makes events for the slice, and panics where it cannot.
+    pub(crate) unsafe fn new(stream: &Arc<CudaStream>, pointer: u64, len: usize) -> Result<Self> {
         // SAFETY: the caller vouches for the memory. The slice would free it, which `drop` below prevents.
-        let slice = unsafe { stream.upgrade_device_ptr(pointer, len) };
-        DeviceSlice { slice: ManuallyDrop::new(slice), batch: PhantomData }
+        let made = catch_unwind(AssertUnwindSafe(|| unsafe { stream.upgrade_device_ptr(pointer, len) }));
+        match made {
+            Ok(slice) => Ok(DeviceSlice { slice: ManuallyDrop::new(slice), batch: PhantomData }),
+            Err(panic) => {
+                let why = crate::loader::panic_message(&*panic);
+                Err(Error::new(ErrorKind::Device, format!("no slice can be made of the batch: {why}")))
+            }
+        }
     }
 }
 
