@@ -33,7 +33,10 @@ fn every_backend_delivers_the_bytes_of_the_files_at_any_delay_and_prefetch() {
                     (1, Shuffle::Full),
                     (2, Shuffle::None),
                     (3, Shuffle::Full),
+                    (4, Shuffle::Full),
                     (5, Shuffle::None),
+                    (6, Shuffle::Full),
+                    (7, Shuffle::None),
                     (8, Shuffle::Full),
                 ] {
                     let builder = data.loader().backend(backend).prefetch(prefetch);
