@@ -215,7 +215,7 @@ impl std::error::Error for IoFailure {}
 /// 0.
 ///
 /// # Errors
-/// -1 is the error `errno`. Below -5000 is minus a cuFile code. Between the two is minus an error number of
+/// -1 is the error `errno`, which can be a cuFile code too. Below -5000 is minus a cuFile code. Between the two is minus an error number of
 /// the operating system, which the header does not mention but the library does return (-5 from a
 /// stream-ordered read).
 pub fn decode_return(n: isize, errno: i32) -> Result<usize, IoFailure> {
@@ -225,6 +225,8 @@ pub fn decode_return(n: isize, errno: i32) -> Result<usize, IoFailure> {
     // A number that no i32 holds is no code; it stays a failure, with the largest number there is.
     let code = i32::try_from(n.unsigned_abs()).unwrap_or(i32::MAX);
     Err(match code {
+        // Some versions leave a code of cuFile's own there.
+        1 if errno > crate::CUFILEOP_BASE_ERR => IoFailure::Cufile(CUfileOpError(errno)),
         1 => IoFailure::Os(errno),
         code if code > crate::CUFILEOP_BASE_ERR => IoFailure::Cufile(CUfileOpError(code)),
         code => IoFailure::Os(code),
@@ -266,6 +268,7 @@ mod tests {
         assert_eq!(decode_return(0, 5), Ok(0));
         assert_eq!(decode_return(4096, 5), Ok(4096));
         assert_eq!(decode_return(isize::MAX, 0), Ok(isize::MAX as usize));
+        assert_eq!(decode_return(-1, 5019), Err(IoFailure::Cufile(CUfileOpError(5019))));
         assert_eq!(decode_return(-1, libc::EIO), Err(IoFailure::Os(libc::EIO)));
         assert_eq!(decode_return(-1, 0), Err(IoFailure::Os(0)));
         assert_eq!(decode_return(-5, 0), Err(IoFailure::Os(5)));

@@ -8,11 +8,11 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use cufile_sys::{CUfileHandle_t, sym};
+use cufile_sys::{CUfileHandle_t, decode_return, sym};
 
 use super::pool::{PoolReader, Work, pread};
 use super::{Completion, ReadFailure, Reader, Region, Request, Way};
-use crate::cufile::{Driver, Registration, decode};
+use crate::cufile::{Driver, Registration, Route};
 use crate::memory::HostMapping;
 use crate::memory::cuda::{self, Context, CudaBuffer};
 use crate::storage::FileObserver;
@@ -71,7 +71,7 @@ impl Drop for Handle {
 impl GdsReader {
     /// Starts `depth` threads, and registers the regions, which lie in `memory`, as far as that goes.
     pub(crate) fn new(
-        driver: Driver,
+        (driver, route): (Driver, Route),
         settings: GdsSettings,
         depth: u32,
         io_bytes: u32,
@@ -80,7 +80,7 @@ impl GdsReader {
         let mut notes = Vec::new();
         let registrations = register(&driver, regions, &mut notes);
         let starts = regions.iter().filter_map(|(region, _)| region.start.device()).collect::<Arc<[u64]>>();
-        let way = if driver.route()?.is_direct() { Way::Gds } else { Way::CufileCompat };
+        let way = Way::by_cufile(route);
         let pool = PoolReader::with(depth, || {
             let worker = Worker {
                 read: driver.library().require(sym::cuFileRead)?,
@@ -193,7 +193,7 @@ impl Worker {
         // is allocated, and nobody else touches it meanwhile (the contract of `Reader::start`).
         let n = unsafe { (self.read)(handle, base as *mut _, request.len as usize, from, at) };
         let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        match decode(n, errno) {
+        match decode_return(n, errno) {
             Ok(n) if n < request.len as usize && stalled(request, n) => {
                 let what = format!("cuFile brought {n} of {} bytes, though the file goes on", request.len);
                 Err(Error::new(ErrorKind::Io, what))

@@ -21,6 +21,7 @@ pub(crate) use gds::{GdsReader, GdsSettings};
 pub(crate) use pool::PoolReader;
 pub(crate) use uring::UringReader;
 
+use crate::cufile::Route;
 use crate::memory::cuda;
 use crate::storage::FileObserver;
 use crate::{Error, Result};
@@ -132,6 +133,11 @@ impl Way {
             Way::PreadBuffered => "pread_buffered",
             Way::PageCache => "page_cache",
         }
+    }
+
+    /// What cuFile reads or writes, by the way that its driver goes.
+    pub(crate) fn by_cufile(route: Route) -> Way {
+        if route.is_direct() { Way::Gds } else { Way::CufileCompat }
     }
 
     pub(crate) fn of(backend: Backend, direct: bool) -> Way {

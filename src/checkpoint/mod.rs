@@ -90,6 +90,8 @@ pub struct CheckpointFile {
     /// For whole blocks, with the size of a block.
     direct: Option<(File, u64)>,
     options: WriteOptions,
+    /// How buffers of a device (`None`: the host) are written. It keeps cuFile's driver open from range to range.
+    chosen: Option<(Option<u32>, Chosen)>,
     ways: BytesByWay,
     notes: Vec<String>,
     committed: bool,
@@ -135,8 +137,17 @@ impl CheckpointFile {
             }
             _ => None,
         };
-        let (path, ways, notes) = (path.into(), BytesByWay::default(), Vec::new());
-        Ok(CheckpointFile { path, temporary, buffered, direct, options, ways, notes, committed: false })
+        Ok(CheckpointFile {
+            path: path.into(),
+            temporary,
+            buffered,
+            direct,
+            options,
+            chosen: None,
+            ways: BytesByWay::default(),
+            notes: Vec::new(),
+            committed: false,
+        })
     }
 
     /// Writes a range of a buffer to byte `at` of the file, and returns when the system has taken it. What is queued on
@@ -154,9 +165,7 @@ impl CheckpointFile {
         if at.checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::argument(format!("byte {at} is beyond what a file can have")));
         }
-        let context = buffer.cuda().map(|memory| memory.context());
-        let wanted = Wanted { backend: self.options.backend, context, require_gds: self.options.require_gds };
-        let chosen = choose(wanted)?;
+        let chosen = self.choice(buffer)?;
         // What lies on boundaries goes directly, the rest through the page cache.
         let block = self.direct.as_ref().map_or(1, |(_, block)| *block);
         let (first, last) =
@@ -188,6 +197,21 @@ impl CheckpointFile {
         self.ways.add(way, length as u64);
         self.notes.dedup();
         Ok(())
+    }
+
+    /// The backend for a buffer; found out once for buffers of one device that follow each other.
+    fn choice(&mut self, buffer: &DeviceBuffer) -> Result<Chosen> {
+        let context = buffer.cuda().map(|memory| memory.context());
+        let device = context.map(|context| context.ordinal());
+        if let Some((known, chosen)) = &self.chosen
+            && *known == device
+        {
+            return Ok(chosen.clone());
+        }
+        let wanted = Wanted { backend: self.options.backend, context, require_gds: self.options.require_gds };
+        let chosen = choose(wanted)?;
+        self.chosen = Some((device, chosen.clone()));
+        Ok(chosen)
     }
 
     /// Writes whole blocks by the chosen backend. Where cuFile refuses the file, threads do it, with a note.
@@ -227,7 +251,7 @@ impl CheckpointFile {
                         n => done += n,
                     }
                 }
-                Ok(if route.is_direct() { Way::Gds } else { Way::CufileCompat })
+                Ok(Way::by_cufile(*route))
             }
             (None, Backend::Uring) => writers::by_uring(&part, len, &self.options).map(|()| Way::UringDirect),
             (None, _) => writers::in_threads(&part, len, &self.options).map(|()| Way::PreadDirect),

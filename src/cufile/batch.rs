@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use cufile_sys::{
     CUfileBatchHandle_t, CUfileBatchMode_t, CUfileIOEvents_t, CUfileIOParams_t, CUfileIOParamsBatch_t,
-    CUfileIOParamsUnion_t, CUfileOpcode_t, CUfileStatus_t, sym,
+    CUfileIOParamsUnion_t, CUfileOpcode_t, CUfileStatus_t, decode_return, sym,
 };
 
 use super::file::Registered;
 use super::registration::Registration;
-use super::{Driver, FileHandle, RegisteredBuffer, check, decode, io_failed, offset};
+use super::{Driver, FileHandle, RegisteredBuffer, check, io_failed, offset};
 use crate::{Error, ErrorKind, Result};
 
 /// A batch of which no entry is done for so long is not waited for any more when it is dropped.
@@ -288,7 +288,7 @@ fn judge(entry: &Entry, event: &CUfileIOEvents_t) -> Result<usize> {
         error.at(entry.file.path()).range(asked.file_offset as u64, asked.size as u64).by("gds")
     };
     let what = format!("an entry of a cuFile batch failed (status {})", event.status.0);
-    match decode(event.returned(), 0) {
+    match decode_return(event.returned(), 0) {
         Ok(n) if event.status == CUfileStatus_t::COMPLETE && n <= asked.size => Ok(n),
         Ok(n) => Err(error(Error::new(ErrorKind::Io, format!("{what}, {n} of {} bytes", asked.size)))),
         Err(failure) => Err(error(io_failed(&what, failure))),

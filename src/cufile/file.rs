@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cufile_sys::{CUfileDescr_t, CUfileHandle_t, CUfileIOVec_t, CUfileOpError, sym};
+use cufile_sys::{CUfileDescr_t, CUfileHandle_t, CUfileIOVec_t, CUfileOpError, decode_return, sym};
 
-use super::{Driver, RegisteredBuffer, check, decode, io_failed, offset};
+use super::{Driver, RegisteredBuffer, check, io_failed, offset};
 use crate::storage::open_regular;
 use crate::{Error, ErrorKind, Result};
 
@@ -145,7 +145,7 @@ impl FileHandle {
 
     fn outcome(&self, what: &str, n: isize, from: u64, len: usize) -> Result<usize> {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        match decode(n, errno) {
+        match decode_return(n, errno) {
             Ok(n) if n > len => {
                 Err(self.error(ErrorKind::Io, format!("{what}: it reports {n} bytes of {len}"), from, len))
             }

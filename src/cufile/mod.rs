@@ -33,7 +33,7 @@ pub use registration::RegisteredBuffer;
 pub(crate) use registration::Registration;
 pub use stream::StreamRead;
 
-use cufile_sys::{CUfileError_t, CUfileOpError, IoFailure, LoadError, MissingSymbol};
+use cufile_sys::{CUfileError_t, IoFailure, LoadError, MissingSymbol};
 
 use crate::{Error, ErrorKind};
 
@@ -54,14 +54,6 @@ fn check(what: &str, returned: CUfileError_t) -> crate::Result<()> {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Device, format!("{what}: {returned}")))
-}
-
-/// What a read or write returned: bytes, or why it failed. Some versions leave a code of cuFile's own in `errno`.
-pub(crate) fn decode(n: isize, errno: i32) -> Result<usize, IoFailure> {
-    cufile_sys::decode_return(n, errno).map_err(|failure| match failure {
-        IoFailure::Os(code) if code > cufile_sys::CUFILEOP_BASE_ERR => IoFailure::Cufile(CUfileOpError(code)),
-        failure => failure,
-    })
 }
 
 /// Turns a failed read or write into an error.

@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use cufile_sys::{CUstream, sym};
+use cufile_sys::{CUstream, decode_return, sym};
 
 use super::file::Registered;
 use super::registration::Registration;
-use super::{FileHandle, RegisteredBuffer, check, decode, io_failed, offset};
+use super::{FileHandle, RegisteredBuffer, check, io_failed, offset};
 use crate::memory::cuda::Event;
 use crate::{Error, ErrorKind, Result};
 
@@ -123,7 +123,7 @@ impl StreamRead<'_> {
         let n = unsafe { (&raw const parts.parameters.bytes_read).read_volatile() };
         let (size, from) = (parts.parameters.size, parts.parameters.file_offset as u64);
         let place = |error: Error| error.at(parts.file.path()).range(from, size as u64).by("gds");
-        match decode(n, 0) {
+        match decode_return(n, 0) {
             Ok(n) if n <= size => Ok(n),
             Ok(n) => Err(place(Error::new(ErrorKind::Io, format!("cuFile reports {n} bytes of {size}")))),
             Err(failure) => Err(place(io_failed("a read on a stream failed", failure))),

@@ -244,9 +244,9 @@ impl LoaderBuilder {
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
         let staging = Staging::new(chunks, io_bytes as usize, target.contexts().first().filter(|_| by_gds))?;
         let bounce_bytes = if by_gds { u64::from(depth) * u64::from(io_bytes) } else { 0 };
-        let gds = chosen.gds.clone().map(|(driver, _)| {
+        let gds = chosen.gds.clone().map(|cufile| {
             let smallest = if self.backend == Backend::Auto { GDS_SMALLEST } else { 0 };
-            (driver, GdsSettings { require: self.require_gds, smallest })
+            (cufile, GdsSettings { require: self.require_gds, smallest })
         });
         let settings = Settings {
             batches,

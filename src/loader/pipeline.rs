@@ -260,7 +260,7 @@ impl Pipeline {
     fn plan(&mut self, slot: Free, order: &Order, batch: u64) {
         let mut slot = slot.start();
         if let (Some(copier), Some(events)) = (&self.copier, &slot.info().events) {
-            // The baseline's copies are not in a stream that could wait.
+            // The baseline's copies and cuFile's reads are not in a stream that could wait.
             if let Err(error) = copier.reopen(events, self.lands_without_order()) {
                 self.spare.push(slot.abandon());
                 return self.fail(self.first + self.filling.len() as u64, error);

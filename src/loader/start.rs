@@ -10,7 +10,7 @@ use super::pipeline::{Links, Pipeline, Places, Setup};
 use super::ring::Ring;
 use super::staging::Staging;
 use crate::backend::{Backend, GdsReader, GdsSettings, PoolReader, Reader, Region, UringReader};
-use crate::cufile::Driver;
+use crate::cufile::{Driver, Route};
 use crate::memory::cuda::{Copier, Pinned};
 use crate::storage::FileTable;
 use crate::{Error, ErrorKind, Result};
@@ -24,7 +24,7 @@ pub(super) struct Start {
     pub(super) ring: Arc<Ring>,
     pub(super) staging: Staging,
     /// For the backend `gds`.
-    pub(super) gds: Option<(Driver, GdsSettings)>,
+    pub(super) gds: Option<((Driver, Route), GdsSettings)>,
     #[cfg(test)]
     pub(super) wrap: Option<crate::backend::testing::Wrap>,
 }
@@ -62,12 +62,12 @@ impl Start {
         let regions: Vec<Region> = ring.regions().chain(staging.regions()).filter(on_host).collect();
         let first = ring.target().contexts().first();
         let reader: Box<dyn Reader> = match (setup.backend, gds) {
-            (Backend::Gds, Some((driver, settings))) => {
+            (Backend::Gds, Some((cufile, settings))) => {
                 let slots = ring.regions().zip(ring.buffers().iter().take(1).cycle());
                 let chunks = staging.regions().zip(staging.buffer().into_iter().cycle());
                 let regions: Vec<_> = slots.chain(chunks).collect();
                 let io_bytes = setup.layout.io_bytes;
-                Box::new(GdsReader::new(driver, settings, setup.queue_depth, io_bytes, &regions)?)
+                Box::new(GdsReader::new(cufile, settings, setup.queue_depth, io_bytes, &regions)?)
             }
             (Backend::Pread | Backend::PageCache, _) => {
                 Box::new(PoolReader::new(setup.queue_depth, first.cloned())?)
