@@ -152,6 +152,8 @@ fn wait_on_and_release_hold_up_no_host_thread() {
             || calls(c"cuStreamSynchronize") + calls(c"cuEventSynchronize") + calls(c"cuCtxSynchronize");
         let mut epoch = loader.epoch(0).unwrap();
         let batches: Vec<_> = epoch.by_ref().take(4).map(Result::unwrap).collect();
+        // The reading thread ends its epoch by waiting for its own copies. Only after that are all waits the caller's.
+        assert!(epoch.next().is_none());
         let before = waits();
         for batch in batches {
             consumer.take(batch, Use::DropAtOnce);
