@@ -47,12 +47,14 @@ pub use checkpoint::{CheckpointFile, WriteOptions};
 /// The CUDA crate whose streams and slices the GPU side of the interface takes.
 pub use cudarc;
 pub use dataset::{
-    AlignmentReport, Column, Dataset, DatasetBuilder, Dtype, Format, OpenOptions, ShardFile, Shards,
+    AlignmentReport, Column, Dataset, DatasetBuilder, Dtype, Format, Mixture, OpenOptions, ShardFile, Shards,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use loader::{Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, StopHandle};
+pub use loader::{
+    Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, Source, StopHandle,
+};
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
-pub use order::{LastBatch, Order, Shuffle};
+pub use order::{LastBatch, Order, Shuffle, State};
 pub use storage::{Alignment, DirectIo, FileIdentity, Residency, evict, residency};
 
 #[cfg(doctest)]

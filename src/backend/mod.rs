@@ -188,7 +188,7 @@ impl std::ops::AddAssign for BytesByWay {
 pub(crate) struct Piece {
     /// First byte within the window that was read.
     pub(crate) from: u32,
-    /// First byte within the slot.
+    /// First byte within the ring of slots.
     pub(crate) to: usize,
     pub(crate) len: u32,
 }
@@ -231,7 +231,8 @@ impl Address {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gather {
     chunk: *const u8,
-    slot: Address,
+    /// The start of the ring, from which pieces count.
+    ring: Address,
     pieces: *const Piece,
     count: usize,
 }
@@ -240,26 +241,26 @@ pub(crate) struct Gather {
 unsafe impl Send for Gather {}
 
 impl Gather {
-    pub(crate) fn new(chunk: *const u8, slot: Address, pieces: &[Piece]) -> Self {
-        Gather { chunk, slot, pieces: pieces.as_ptr(), count: pieces.len() }
+    pub(crate) fn new(chunk: *const u8, ring: Address, pieces: &[Piece]) -> Self {
+        Gather { chunk, ring, pieces: pieces.as_ptr(), count: pieces.len() }
     }
 
     /// Copies every piece. `context` is that of the device, for a slot in device memory.
     ///
     /// # Safety
-    /// The slice of pieces is still alive; every piece lies within the chunk and within the slot; the chunk was
+    /// The slice of pieces is still alive; every piece lies within the chunk and within the ring; the chunk was
     /// filled up to the end of every piece; and nobody else touches these bytes of either meanwhile.
     pub(crate) unsafe fn run(&self, context: Option<&cuda::Context>) -> Result<()> {
         // SAFETY: the caller vouches for the slice.
         let pieces = unsafe { std::slice::from_raw_parts(self.pieces, self.count) };
-        match (self.slot, context) {
-            (Address::Host(slot), _) => {
+        match (self.ring, context) {
+            (Address::Host(ring), _) => {
                 for piece in pieces {
-                    // SAFETY: the caller vouches for both ranges; chunk and slot are different mappings.
+                    // SAFETY: the caller vouches for both ranges; chunk and ring are different mappings.
                     unsafe {
                         std::ptr::copy_nonoverlapping(
                             self.chunk.add(piece.from as usize),
-                            slot.add(piece.to),
+                            ring.add(piece.to),
                             piece.len as usize,
                         );
                     }
@@ -267,8 +268,8 @@ impl Gather {
                 Ok(())
             }
             // SAFETY: the caller vouches for both ranges.
-            (Address::Device(slot), Some(context)) => unsafe {
-                cuda::copy_now(context, self.chunk, slot, pieces)
+            (Address::Device(ring), Some(context)) => unsafe {
+                cuda::copy_now(context, self.chunk, ring, pieces)
             },
             (Address::Device(_), None) => Err(Error::argument("a copy to a device needs its context")),
         }

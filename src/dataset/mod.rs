@@ -4,10 +4,12 @@ mod builder;
 pub(crate) mod dtype;
 mod index;
 mod manifest;
+mod mixture;
 mod npy;
 mod open;
 
 pub use builder::{DatasetBuilder, Shards};
 pub use dtype::Dtype;
 pub use index::{AlignmentReport, Column, Dataset, Format, ShardFile};
+pub use mixture::Mixture;
 pub use open::OpenOptions;

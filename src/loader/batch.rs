@@ -5,10 +5,12 @@ use std::sync::Arc;
 use bytemuck::AnyBitPattern;
 use cudarc::driver::CudaStream;
 
+use super::Shared;
 use super::ring::Lent;
 use crate::backend::BytesByWay;
-use crate::dataset::{Column, Dataset, Dtype};
+use crate::dataset::{Column, Dtype};
 use crate::memory::{Device, DeviceSlice};
+use crate::order::State;
 use crate::{Error, Result};
 
 /// A batch of samples in memory. Dropping it gives its slot back to the ring.
@@ -31,13 +33,12 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Batch {
     slot: Lent,
-    dataset: Arc<Dataset>,
-    epoch: u64,
+    shared: Arc<Shared>,
 }
 
 impl Batch {
-    pub(super) fn new(slot: Lent, dataset: Arc<Dataset>, epoch: u64) -> Self {
-        Batch { slot, dataset, epoch }
+    pub(super) fn new(slot: Lent, shared: Arc<Shared>) -> Self {
+        Batch { slot, shared }
     }
 
     /// The number of samples, padding included.
@@ -60,14 +61,21 @@ impl Batch {
         self.slot.info().padding
     }
 
-    /// The number of the batch in its epoch, from 0.
+    /// The number of the batch in its epoch, from 0. In an epoch that was resumed, those before it count as if they had
+    /// been of the present size.
     pub fn index(&self) -> u64 {
         self.slot.info().batch
     }
 
     /// The number of the epoch.
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        self.slot.info().epoch
+    }
+
+    /// Where the run stands when this batch has been used: a loader that goes on from it gives the next one, on any
+    /// number of ranks. All ranks have the same state at the same batch.
+    pub fn state(&self) -> State {
+        self.shared.state(self.slot.info().next)
     }
 
     /// The way that the batch's bytes took.
@@ -85,7 +93,7 @@ impl Batch {
     /// # Errors
     /// `InvalidArgument` for a name that no column has.
     pub fn column(&self, name: &str) -> Result<ColumnView<'_>> {
-        let columns = self.dataset.columns();
+        let columns = self.shared.dataset.columns();
         match columns.iter().position(|column| column.name() == name) {
             Some(index) => Ok(self.view(index)),
             None => {
@@ -97,7 +105,7 @@ impl Batch {
 
     /// The values of every column, in the order of the dataset's columns.
     pub fn columns(&self) -> impl ExactSizeIterator<Item = ColumnView<'_>> + '_ {
-        (0..self.dataset.columns().len()).map(|index| self.view(index))
+        (0..self.shared.dataset.columns().len()).map(|index| self.view(index))
     }
 
     /// Has a stream of the caller wait until the batch is on the stream's device, and the batch's slot, once the
@@ -134,10 +142,10 @@ impl Batch {
     }
 
     fn view(&self, index: usize) -> ColumnView<'_> {
-        let column = &self.dataset.columns()[index];
+        let column = &self.shared.dataset.columns()[index];
         // The plan was made for these samples, so the product fits: the slot holds it.
         let len = self.len() * column.sample_bytes() as usize;
-        let start = self.slot.info().plan.starts[index];
+        let start = self.slot.info().starts[index];
         ColumnView { column, rows: self.len(), slot: &self.slot, start, len, device: 0 }
     }
 }

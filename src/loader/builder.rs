@@ -14,21 +14,49 @@ use super::start::Start;
 use super::stats::Stats;
 use super::{Loader, Settings, Shared, StopHandle};
 use crate::backend::{Backend, Chosen, GdsSettings, Wanted, choose};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Mixture};
 use crate::memory::{Device, Target, resolve};
-use crate::order::{Batches, LastBatch, Shuffle};
+use crate::order::{Batches, Cut, LastBatch, Run, Shuffle, Stand, State};
 use crate::storage::{FileTable, OpenPolicy};
 use crate::{Error, ErrorKind, Result};
+
+/// What a loader loads: a [`Dataset`], or a [`Mixture`] of several.
+#[derive(Debug, Clone)]
+pub struct Source {
+    dataset: Arc<Dataset>,
+    mixture: Option<Mixture>,
+}
+
+impl From<Dataset> for Source {
+    fn from(dataset: Dataset) -> Self {
+        Arc::new(dataset).into()
+    }
+}
+
+impl From<Arc<Dataset>> for Source {
+    fn from(dataset: Arc<Dataset>) -> Self {
+        Source { dataset, mixture: None }
+    }
+}
+
+impl From<Mixture> for Source {
+    fn from(mixture: Mixture) -> Self {
+        Source { dataset: Arc::clone(mixture.dataset()), mixture: Some(mixture) }
+    }
+}
 
 /// Settings of a [`Loader`] to be.
 #[derive(Debug)]
 #[must_use]
 pub struct LoaderBuilder {
     dataset: Arc<Dataset>,
+    mixture: Option<Mixture>,
     batch_size: u64,
     shuffle: Shuffle,
     seed: u64,
     last_batch: LastBatch,
+    allow_empty_epochs: bool,
+    resume: Option<State>,
     devices: Vec<Device>,
     backend: Backend,
     prefetch: Option<u32>,
@@ -49,19 +77,25 @@ const GDS_ALIGN: u32 = 4096;
 const GDS_SMALLEST: u32 = 16 << 10;
 /// Reads ahead at least this much, so that the queue stays full while a batch changes hands.
 const AHEAD_BYTES: u64 = 32 << 20;
+/// By default the ring takes no more than this for the windows of a shuffle by blocks.
+const WINDOW_BYTES: u64 = 512 << 20;
 /// The kernel takes at most this many registered buffers: one for each slot and chunk.
 const MOST_REGIONS: u64 = 16 << 10;
 /// The most bytes that the kernel moves in one read, rounded down to a whole 64 KiB.
 const LARGEST_IO: u64 = 0x7fff_0000;
 
 impl LoaderBuilder {
-    pub(super) fn new(dataset: Arc<Dataset>) -> Self {
+    pub(super) fn new(source: Source) -> Self {
+        let Source { dataset, mixture } = source;
         LoaderBuilder {
             dataset,
+            mixture,
             batch_size: 64,
             shuffle: Shuffle::None,
             seed: 0,
             last_batch: LastBatch::Drop,
+            allow_empty_epochs: false,
+            resume: None,
             devices: vec![Device::Host],
             backend: Backend::Auto,
             prefetch: None,
@@ -97,6 +131,22 @@ impl LoaderBuilder {
     /// What becomes of samples that do not fill a batch. Default: [`LastBatch::Drop`].
     pub fn last_batch(mut self, last_batch: LastBatch) -> Self {
         self.last_batch = last_batch;
+        self
+    }
+
+    /// Whether a dataset with too few samples for any batch, or with fewer samples than there are ranks and the last batch
+    /// `short`, is no error, but makes epochs without a batch on every rank. Default: no.
+    pub fn allow_empty_epochs(mut self, allow: bool) -> Self {
+        self.allow_empty_epochs = allow;
+        self
+    }
+
+    /// Go on where a run was when `state` was taken: [`Loader::next_epoch`] gives the rest of its epoch. World size, batch
+    /// size, last batch, backend, threads and depth may be others than they were.
+    ///
+    /// [`build`](LoaderBuilder::build) fails if the state is of another dataset, seed or shuffle, and says which.
+    pub fn resume(mut self, state: State) -> Self {
+        self.resume = Some(state);
         self
     }
 
@@ -136,7 +186,8 @@ impl LoaderBuilder {
     }
 
     /// Batches read ahead of the caller, from 1 on; the ring has one slot more. Default: what makes 32 MiB, but at
-    /// least 2 and at most 16.
+    /// least 2 and at most 16; with [`Shuffle::Blocks`], what two windows take, up to 512 MiB. (With fewer slots, the
+    /// batches of a window are read in parts, by smaller reads.)
     pub fn prefetch(mut self, batches: u32) -> Self {
         self.prefetch = Some(batches);
         self
@@ -179,14 +230,22 @@ impl LoaderBuilder {
     /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is; for a named GPU,
     /// `Unavailable` without a driver or a device and `InvalidArgument` for a number that no device has.
     pub fn build(mut self) -> Result<Loader> {
-        let batches = Batches::new(self.dataset.len(), self.batch_size, self.last_batch)?;
+        self.shuffle.check()?;
+        let run = self.run();
+        let batches = Batches::new(run.samples, self.cut())?;
+        let stand = match &self.resume {
+            Some(state) => state.stand_in(self.fingerprint(), run.shuffle, run.seed, run.samples)?,
+            None => Stand::default(),
+        };
+        batches.starting_at(stand.position)?;
         let io_shape = self.io_shape()?;
         let (target, device_reason) = resolve(&self.devices)?;
         let context = target.contexts().first();
         let wanted = Wanted { backend: self.backend, context, require_gds: self.require_gds };
         let mut chosen = choose(wanted)?;
         loop {
-            let built = self.build_with(batches, io_shape, &target, &device_reason, chosen.clone());
+            let built =
+                self.build_with((&run, batches, stand), io_shape, &target, &device_reason, chosen.clone());
             // It worked when it was tried out a moment ago, but memory is short (locked memory, a GPU's BAR1 space), and
             // others take of it too.
             let next = match &built {
@@ -204,9 +263,28 @@ impl LoaderBuilder {
         }
     }
 
+    fn run(&self) -> Run {
+        Run {
+            samples: self.mixture.as_ref().map_or(self.dataset.len(), Mixture::samples_per_epoch),
+            seed: self.seed,
+            shuffle: self.shuffle,
+            mixture: self.mixture.as_ref().map(|mixture| Arc::clone(mixture.interleave())),
+        }
+    }
+
+    fn cut(&self) -> Cut {
+        Cut {
+            batch_size: self.batch_size,
+            last: self.last_batch,
+            rank: 0,
+            world: 1,
+            allow_empty: self.allow_empty_epochs,
+        }
+    }
+
     fn build_with(
         &mut self,
-        batches: Batches,
+        (run, batches, stand): (&Run, Batches, Stand),
         (depth, io_bytes): (u32, u32),
         target: &Target,
         device_reason: &str,
@@ -215,9 +293,10 @@ impl LoaderBuilder {
         let on_gpu = !target.contexts().is_empty();
         let at_once = chosen.backend == Backend::PageCache;
         let by_gds = chosen.backend == Backend::Gds;
-        let rows = match self.last_batch {
-            LastBatch::Short => self.batch_size.min(self.dataset.len()),
-            _ => self.batch_size,
+        let rows = batches.largest();
+        let window = match self.shuffle {
+            Shuffle::Blocks { window, .. } => Some(window),
+            _ => None,
         };
         let policy = match (self.backend, chosen.backend) {
             // What comes from the page cache does not come by GDS.
@@ -240,7 +319,8 @@ impl LoaderBuilder {
             })?;
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
-        let (ring, free) = self.ring(&layout, chunks, target)?;
+        let together = window.map_or(1, |window| window.div_ceil(batches.global()));
+        let (ring, free) = self.ring(&layout, chunks, target, together)?;
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
         let staging = Staging::new(chunks, io_bytes as usize, target.contexts().first().filter(|_| by_gds))?;
         let bounce_bytes = if by_gds { u64::from(depth) * u64::from(io_bytes) } else { 0 };
@@ -262,12 +342,10 @@ impl LoaderBuilder {
         };
         let setup = Setup {
             dataset: Arc::clone(&self.dataset),
-            batches,
-            seed: self.seed,
-            shuffle: self.shuffle,
             layout,
             backend: settings.chosen.backend,
             queue_depth: depth,
+            window,
         };
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
@@ -293,7 +371,14 @@ impl LoaderBuilder {
         }
         .start()?;
         Ok(Loader {
-            shared: Arc::new(Shared { dataset: Arc::clone(&self.dataset), ring, stats, cancel }),
+            shared: Arc::new(Shared {
+                dataset: Arc::clone(&self.dataset),
+                run: run.clone(),
+                fingerprint: self.fingerprint().into(),
+                ring,
+                stats,
+                cancel,
+            }),
             settings,
             commands: Some(commands),
             deliveries,
@@ -301,9 +386,14 @@ impl LoaderBuilder {
             stop: StopHandle(stop),
             stopped,
             running: false,
+            stand,
             closed: None,
             process: std::process::id(),
         })
+    }
+
+    fn fingerprint(&self) -> &str {
+        self.mixture.as_ref().map_or(self.dataset.fingerprint(), Mixture::fingerprint)
     }
 
     /// The queue depth, and the most bytes of one read.
@@ -324,13 +414,24 @@ impl LoaderBuilder {
     }
 
     /// Allocates the ring, or says what it would take.
-    fn ring(&self, layout: &Layout, chunks: u32, target: &Target) -> Result<(Arc<Ring>, Receiver<Free>)> {
+    fn ring(
+        &self,
+        layout: &Layout,
+        chunks: u32,
+        target: &Target,
+        together: u64,
+    ) -> Result<(Arc<Ring>, Receiver<Free>)> {
         let slot_bytes = layout.slot_bytes as u64;
         let devices = target.contexts().len().max(1) as u64;
         let mut prefetch = match self.prefetch {
             Some(0) => return Err(Error::argument("the prefetch depth is 0; it must be at least 1")),
             Some(batches) => batches,
-            None => AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16) as u32,
+            None => {
+                let ahead = AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16);
+                // Two windows: one for the caller, and one to be read meanwhile.
+                let windows = (2 * together.min(MOST_REGIONS)).min(WINDOW_BYTES / slot_bytes);
+                ahead.max(windows.saturating_sub(1)) as u32
+            }
         };
         loop {
             let slots = u64::from(prefetch) + 1;

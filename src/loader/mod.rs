@@ -2,6 +2,7 @@
 
 mod batch;
 mod builder;
+mod flight;
 mod pipeline;
 mod plan;
 mod ring;
@@ -18,16 +19,16 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, select};
 
 pub use batch::{Batch, ColumnView};
-pub use builder::LoaderBuilder;
+pub use builder::{LoaderBuilder, Source};
 pub use stats::NotDirect;
 
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
 use crate::cufile::Route;
 use crate::dataset::Dataset;
 use crate::memory::Device;
-use crate::order::Batches;
+use crate::order::{Batches, Run, Stand, State};
 use crate::{Error, ErrorKind, Result};
-use pipeline::{Command, Delivery};
+use pipeline::{Command, Delivery, Task};
 use ring::Ring;
 use stats::Stats;
 
@@ -63,6 +64,8 @@ pub struct Loader {
     stopped: Receiver<()>,
     /// An epoch was started, and that it is over has not been heard yet.
     running: bool,
+    /// What comes next, if the caller goes on where it is.
+    stand: Stand,
     /// Why the loader takes no more calls.
     closed: Option<String>,
     /// The process that has the loader's threads; a forked child has not.
@@ -73,6 +76,9 @@ pub struct Loader {
 #[derive(Debug)]
 struct Shared {
     dataset: Arc<Dataset>,
+    run: Run,
+    /// The fingerprint of the dataset, or of the mixture.
+    fingerprint: String,
     ring: Arc<Ring>,
     stats: Arc<Stats>,
     cancel: Arc<AtomicBool>,
@@ -129,32 +135,87 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Loader {
-    /// A builder with the default settings.
-    pub fn builder(dataset: impl Into<Arc<Dataset>>) -> LoaderBuilder {
-        LoaderBuilder::new(dataset.into())
+impl Shared {
+    fn state(&self, stand: Stand) -> State {
+        State::new(&self.fingerprint, self.run.shuffle, self.run.seed, stand)
     }
 
-    /// The batches of an epoch, in its order. Reading ahead starts at once.
+    fn stand_of(&self, state: &State) -> Result<Stand> {
+        let Run { samples, seed, shuffle, .. } = self.run;
+        state.stand_in(&self.fingerprint, shuffle, seed, samples)
+    }
+}
+
+impl Loader {
+    /// A builder with the default settings, for a dataset or a [`Mixture`](crate::Mixture) of several.
+    pub fn builder(data: impl Into<Source>) -> LoaderBuilder {
+        LoaderBuilder::new(data.into())
+    }
+
+    /// The batches of an epoch, in its order, from its beginning. Reading ahead starts at once.
     ///
     /// # Errors
     /// `Closed` after a panic in one of the loader's threads. An error of an earlier epoch does not close it.
     pub fn epoch(&mut self, epoch: u64) -> Result<Epoch<'_>> {
+        self.begin(Stand { epoch, position: 0 })
+    }
+
+    /// The batches that come next: the rest of the epoch that was left early or [resumed](LoaderBuilder::resume), or the
+    /// epoch after the one that was last gone through.
+    ///
+    /// ```no_run
+    /// # fn run(mut loader: gpufeed::Loader, epochs: u64) -> gpufeed::Result<()> {
+    /// while loader.state().epoch() < epochs {
+    ///     for batch in loader.next_epoch()? {
+    ///         let batch = batch?;
+    ///         // ... train, and from time to time save `batch.state()` with the model ...
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`epoch`](Loader::epoch), and `InvalidArgument` if what is left of an epoch cannot be dealt to the ranks evenly
+    /// (see [`LastBatch::Short`](crate::LastBatch::Short)).
+    pub fn next_epoch(&mut self) -> Result<Epoch<'_>> {
+        self.begin(self.stand)
+    }
+
+    fn begin(&mut self, stand: Stand) -> Result<Epoch<'_>> {
         self.check_process()?;
         if let Some(why) = &self.closed {
             return Err(Error::new(ErrorKind::Closed, format!("the loader was closed: {why}")));
         }
         // Nothing is left of an epoch that was dropped; one that was forgotten is still running.
         self.end_epoch();
+        let Stand { epoch, position } = stand;
+        let batches = self.settings.batches.starting_at(position)?;
+        let course = self.shared.run.epoch(epoch)?;
+        self.stand = stand;
         self.shared.cancel.store(false, Ordering::Release);
-        let sent =
-            self.commands.as_ref().is_some_and(|commands| commands.send(Command::Start { epoch }).is_ok());
-        if !sent {
+        let start = Command::Start(Box::new(Task { epoch, course, batches }));
+        if !self.commands.as_ref().is_some_and(|commands| commands.send(start).is_ok()) {
             return Err(self.why_gone());
         }
         self.running = true;
-        let left = self.settings.batches.count();
-        Ok(Epoch { loader: self, epoch, left })
+        Ok(Epoch { loader: self, epoch, left: batches.count() })
+    }
+
+    /// Where the run stands: behind the last batch that was delivered, however far reads are ahead. Between epochs it is
+    /// at the beginning of the next one. The same as the last batch's [`Batch::state`].
+    pub fn state(&self) -> State {
+        self.shared.state(self.stand)
+    }
+
+    /// Has [`next_epoch`](Loader::next_epoch) go on from a saved state.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the state is of another dataset, seed or shuffle, which the error names; `Unsupported` if it
+    /// was written by a later version of this crate.
+    pub fn resume(&mut self, state: &State) -> Result<()> {
+        self.end_epoch();
+        self.stand = self.shared.stand_of(state)?;
+        Ok(())
     }
 
     /// Tells the pipeline to stop, and takes back everything that it has delivered.
@@ -182,12 +243,12 @@ impl Loader {
         &self.shared.dataset
     }
 
-    /// Batches in an epoch.
+    /// Batches in a whole epoch: as many on every rank.
     pub fn batches_per_epoch(&self) -> u64 {
         self.settings.batches.count()
     }
 
-    /// Samples delivered in an epoch, padding included.
+    /// Samples delivered to this rank in a whole epoch, padding included.
     pub fn samples_per_epoch(&self) -> u64 {
         self.settings.batches.delivered()
     }
@@ -310,6 +371,16 @@ impl Epoch<'_> {
         self.epoch
     }
 
+    /// How many batches are left.
+    pub fn batches_left(&self) -> u64 {
+        self.left
+    }
+
+    /// Where the run stands: behind the last batch that this epoch gave.
+    pub fn state(&self) -> State {
+        self.loader.state()
+    }
+
     fn receive(&mut self) -> Result<Option<Batch>> {
         let loader = &mut *self.loader;
         if !loader.running {
@@ -338,11 +409,14 @@ impl Epoch<'_> {
         match delivery {
             Ok(Delivery::Batch(ready)) => {
                 self.left = self.left.saturating_sub(1);
-                let shared = &loader.shared;
-                Ok(Some(Batch::new(ready.lend(&shared.ring), Arc::clone(&shared.dataset), self.epoch)))
+                let lent = ready.lend(&loader.shared.ring);
+                loader.stand = lent.info().next;
+                Ok(Some(Batch::new(lent, Arc::clone(&loader.shared))))
             }
             Ok(Delivery::End) => {
                 loader.running = false;
+                // A whole epoch has gone by, even if it had no batch.
+                loader.stand = Stand { epoch: self.epoch.saturating_add(1), position: 0 };
                 Ok(None)
             }
             Ok(Delivery::Failed(error)) => {
@@ -376,6 +450,7 @@ impl Iterator for Epoch<'_> {
         next
     }
 
+    /// Exactly as many batches are left, unless one cannot be read.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         (0, Some(left))

@@ -3,27 +3,37 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, select};
 
-use super::plan::{Layout, PlannedRead, Planner, Target};
+use super::flight::Flight;
+use super::plan::{Layout, Lot, Plan, Planner};
 use super::ring::{Filling, Free, Ready, Ring};
 use super::staging::Staging;
 use super::stats::Stats;
-use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Reader, Request, Way};
+use crate::backend::{Backend, Completion, Reader};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned};
-use crate::order::{Batches, Order, Shuffle};
-use crate::storage::{FileTable, refuses_direct};
+use crate::order::{Batches, Course, Stand};
+use crate::storage::FileTable;
 use crate::{Error, ErrorKind, Result};
 
 /// What the pipeline is asked to do. A closed channel ends it.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Deliver the batches of an epoch.
-    Start { epoch: u64 },
+    /// Deliver batches of an epoch.
+    Start(Box<Task>),
     /// The caller wants no more of this epoch. Only wakes the pipeline up; the flag counts.
     Cancel,
+}
+
+/// What is to be delivered: an epoch, or what is left of it.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) epoch: u64,
+    pub(crate) course: Course,
+    pub(crate) batches: Batches,
 }
 
 /// What the pipeline delivers. Every started epoch ends with `End` or `Failed`.
@@ -38,12 +48,11 @@ pub(crate) enum Delivery {
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) dataset: Arc<Dataset>,
-    pub(crate) batches: Batches,
-    pub(crate) seed: u64,
-    pub(crate) shuffle: Shuffle,
     pub(crate) layout: Layout,
     pub(crate) backend: Backend,
     pub(crate) queue_depth: u32,
+    /// Positions whose samples are mixed with each other: their batches are read together, as far as slots allow.
+    pub(crate) window: Option<u64>,
 }
 
 /// The channels and shared values of a pipeline.
@@ -67,59 +76,62 @@ pub(crate) struct Places {
 
 pub(crate) struct Pipeline {
     /// Dropped first: it waits for every read in flight, before the memory that they write to goes.
-    reader: Box<dyn Reader>,
+    pub(super) reader: Box<dyn Reader>,
     /// Dropped next: it waits for every copy out of the chunks. `None` for host memory.
-    copier: Option<Copier>,
+    pub(super) copier: Option<Copier>,
     /// How the staging memory is known to CUDA; dropped before the memory goes.
     pinned: Option<Pinned>,
-    staging: Staging,
-    files: FileTable,
-    setup: Setup,
-    links: Links,
+    pub(super) staging: Staging,
+    pub(super) files: FileTable,
+    pub(super) setup: Setup,
+    pub(super) links: Links,
     planner: Planner,
     /// Free slots that came back to this thread itself.
     spare: Vec<Free>,
+    /// Slots that are being planned for. Empty between plans.
+    forming: Vec<Filling>,
     /// Slots being read into, in the order of their batches.
-    filling: VecDeque<Fill>,
+    pub(super) filling: VecDeque<Fill>,
     /// The number that the first of `filling` has, counted over the life of the pipeline.
-    first: u64,
-    /// The next read to start: the number of its slot, and its place in that slot's plan.
-    next: (u64, usize),
+    pub(super) first: u64,
+    /// For each slot, by its index, the number of its present place in `filling`.
+    pub(super) fill_of: Vec<u64>,
+    /// Plans of which some reads have not landed, in the order of their batches.
+    pub(super) groups: VecDeque<Group>,
+    /// The number that the first of `groups` has, counted over the life of the pipeline.
+    pub(super) first_group: u64,
+    /// Plans whose memory is used again.
+    idle: Vec<Box<Plan>>,
+    /// The next read to start: the number of its group, and its place in that group's plan.
+    pub(super) next: (u64, usize),
     /// Reads in flight, by token.
-    flights: Vec<Option<Flight>>,
-    tokens: Vec<u32>,
-    done: Vec<Completion>,
+    pub(super) flights: Vec<Option<Flight>>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) done: Vec<Completion>,
     /// What went wrong, and the number of the slot whose batch cannot come. Batches before it are still delivered.
     failure: Option<(u64, Error)>,
     /// Dropped last, after every slot: a slot waits for the caller's streams.
-    ring: Arc<Ring>,
+    pub(super) ring: Arc<Ring>,
 }
 
-struct Fill {
-    slot: Filling,
-    /// Reads that have not completed, those not yet started included.
-    left: usize,
+/// A slot that is being read into.
+pub(super) struct Fill {
+    pub(super) slot: Filling,
+    /// Bytes of payload that have not come.
+    pub(super) left: u64,
 }
 
-/// A read in flight.
-#[derive(Debug, Clone, Copy)]
-struct Flight {
-    fill: u64,
-    read: PlannedRead,
-    chunk: Option<u32>,
-    /// The file is kept open for this flight.
-    held: bool,
-    /// Bytes that have come so far.
-    come: u32,
-    /// Where the present attempt started, in bytes from the window's start.
-    base: u32,
-    /// Attempts that brought nothing new.
-    fruitless: u32,
-    direct: bool,
+/// Batches that were planned together.
+pub(super) struct Group {
+    pub(super) plan: Box<Plan>,
+    /// The number of the first of their slots.
+    pub(super) first: u64,
+    /// Reads that have not landed, those not yet started included.
+    pub(super) left: usize,
 }
 
-/// A read that is interrupted or refused for lack of resources is tried again this often.
-const MOST_FRUITLESS: u32 = 100;
+/// How often the pipeline looks whether the caller keeps so many batches that a whole window will never be free.
+const WINDOW_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Pipeline {
     pub(crate) fn new(
@@ -139,8 +151,13 @@ impl Pipeline {
             staging,
             planner: Planner::default(),
             spare: Vec::with_capacity(ring.slots()),
+            forming: Vec::with_capacity(ring.slots()),
             filling: VecDeque::with_capacity(ring.slots()),
             first: 0,
+            fill_of: vec![0; ring.slots()],
+            groups: VecDeque::with_capacity(ring.slots()),
+            first_group: 0,
+            idle: Vec::with_capacity(ring.slots()),
             next: (0, 0),
             flights: vec![None; depth],
             tokens: (0..depth as u32).rev().collect(),
@@ -155,9 +172,9 @@ impl Pipeline {
     /// Serves epochs until the loader goes.
     pub(crate) fn run(mut self) {
         while let Ok(command) = self.links.commands.recv() {
-            let Command::Start { epoch } = command else { continue };
+            let Command::Start(task) = command else { continue };
             self.files.start_epoch(&mut *self.reader);
-            let outcome = self.deliver(epoch);
+            let outcome = self.deliver(*task);
             // Whatever happened, nothing stays in flight and no slot stays half filled.
             let drained = self.drain();
             let pinning = self.pinned.as_ref().and_then(Pinned::refused);
@@ -177,9 +194,8 @@ impl Pipeline {
         self.links.cancel.load(Ordering::Acquire)
     }
 
-    fn deliver(&mut self, epoch: u64) -> Result<()> {
-        let order = Order::new(self.setup.dataset.len(), self.setup.seed, epoch, self.setup.shuffle);
-        let count = self.setup.batches.count();
+    fn deliver(&mut self, mut task: Task) -> Result<()> {
+        let count = task.batches.count();
         let mut batch = 0;
         while !self.cancelled() {
             // Plan just far enough ahead to keep the queue full: a plan fixes what is read from where.
@@ -187,20 +203,19 @@ impl Pipeline {
                 && self.failure.is_none()
                 && self.unstarted() < self.setup.queue_depth as usize
             {
-                let Some(slot) = self.free_slot() else { break };
-                if self.tokens.len() < self.flights.len() && self.would_wait_for(&slot)? {
-                    self.spare.push(slot);
+                let together = self.slots_for(&task.batches, batch)?;
+                if together == 0 {
                     break;
                 }
-                self.plan(slot, &order, batch);
-                batch += 1;
+                batch += self.plan(&mut task, batch, together);
             }
             if let Some(copier) = &mut self.copier {
                 copier.reclaim(|chunk| self.staging.give_back(chunk))?;
             }
             self.start_reads();
             self.hand_on()?;
-            if self.failure.as_ref().is_some_and(|(fill, _)| *fill <= self.first) {
+            self.retire_plans();
+            if self.failed_before(self.first + 1) {
                 return self.failure.take().map_or(Ok(()), |(_, error)| Err(error));
             }
             if self.tokens.len() < self.flights.len() {
@@ -218,10 +233,51 @@ impl Pipeline {
     }
 
     /// The batch in the slot of this number cannot come.
-    fn fail(&mut self, fill: u64, error: Error) {
+    pub(super) fn fail(&mut self, fill: u64, error: Error) {
         if self.failure.as_ref().is_none_or(|(known, _)| fill < *known) {
             self.failure = Some((fill, error));
         }
+    }
+
+    /// Whether a batch in a slot before this number cannot come.
+    pub(super) fn failed_before(&self, fill: u64) -> bool {
+        self.failure.as_ref().is_some_and(|(failed, _)| *failed < fill)
+    }
+
+    /// How many batches to plan together from `batch` on, for which that many slots are spare; 0 if there is to be
+    /// waited for slots, or for the caller's streams.
+    fn slots_for(&mut self, batches: &Batches, batch: u64) -> Result<usize> {
+        let wanted = self.batches_together(batches, batch);
+        while self.spare.len() < wanted {
+            let Ok(slot) = self.links.free.try_recv() else { break };
+            self.spare.push(slot);
+        }
+        let found = self.spare.len().min(wanted);
+        // With nothing being read and nothing waiting for the caller, more come only if the caller gives batches back,
+        // which may be never.
+        let stuck = self.filling.is_empty() && self.ring.lent() + self.spare.len() == self.ring.slots();
+        if found < wanted && !stuck {
+            return Ok(0);
+        }
+        if self.tokens.len() < self.flights.len() {
+            // Rather reap than wait.
+            for slot in self.spare.iter().rev().take(found) {
+                if self.would_wait_for(slot)? {
+                    return Ok(0);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// How many batches from `batch` on have samples of the window that its first sample is in, as far as half of the
+    /// slots go: the other half is for the caller meanwhile.
+    fn batches_together(&self, batches: &Batches, batch: u64) -> usize {
+        let Some(window) = self.setup.window else { return 1 };
+        let first = batches.rows(batch).first();
+        let in_window = (window - first % window).div_ceil(batches.global());
+        let most = (self.ring.slots() / 2).max(1) as u64;
+        in_window.min(most).min(batches.count() - batch) as usize
     }
 
     /// Whether planning for this slot would have this thread wait for the caller's streams.
@@ -232,276 +288,108 @@ impl Pipeline {
         }
     }
 
-    fn free_slot(&mut self) -> Option<Free> {
-        self.spare.pop().or_else(|| self.links.free.try_recv().ok())
-    }
-
-    /// Waits until a slot comes back. `false`: the epoch was cancelled, or the loader is gone.
+    /// Waits until a slot comes back, or might as well. `false`: the epoch was cancelled, or the loader is gone.
     fn wait_for_slot(&mut self) -> bool {
+        let some_are_spare = !self.spare.is_empty();
+        let patience = if some_are_spare { WINDOW_PATIENCE } else { Duration::MAX };
         select! {
             recv(self.links.free) -> slot => match slot {
                 Ok(slot) => self.spare.push(slot),
                 Err(_) => return false,
             },
             recv(self.links.commands) -> command => return command.is_ok() && !self.cancelled(),
+            default(patience) => {}
         }
         true
     }
 
     /// Reads that are planned and not yet started.
     fn unstarted(&self) -> usize {
-        let (fill, read) = self.next;
-        let skip = (fill - self.first) as usize;
-        let planned: usize =
-            self.filling.iter().skip(skip).map(|fill| fill.slot.info().plan.reads.len()).sum();
+        let (group, read) = self.next;
+        let skip = (group - self.first_group) as usize;
+        let planned: usize = self.groups.iter().skip(skip).map(|group| group.plan.reads.len()).sum();
         planned - read
     }
 
-    fn plan(&mut self, slot: Free, order: &Order, batch: u64) {
-        let mut slot = slot.start();
-        if let (Some(copier), Some(events)) = (&self.copier, &slot.info().events) {
+    /// Plans batches from `batch` on, `together` of them, for which there are spare slots. Returns how many it planned:
+    /// fewer if something is wrong, so that those before the one that cannot be planned still come.
+    fn plan(&mut self, task: &mut Task, batch: u64, together: usize) -> u64 {
+        let number = self.first + self.filling.len() as u64;
+        for i in 0..together {
+            let Some(slot) = self.spare.pop() else { break };
+            let mut slot = slot.start();
             // The baseline's copies and cuFile's reads are not in a stream that could wait.
-            if let Err(error) = copier.reopen(events, self.lands_without_order()) {
+            let reopened = match (&self.copier, &slot.info().events) {
+                (Some(copier), Some(events)) => copier.reopen(events, self.lands_without_order()),
+                _ => Ok(()),
+            };
+            if let Err(error) = reopened {
                 self.spare.push(slot.abandon());
-                return self.fail(self.first + self.filling.len() as u64, error);
+                self.fail(number + i as u64, error);
+                break;
             }
+            self.address(&mut slot, task, batch + i as u64);
+            self.forming.push(slot);
         }
-        let rows = self.setup.batches.rows(batch);
-        let info = slot.info_mut();
-        info.batch = batch;
-        info.padding = rows.pad;
+        let mut plan = self.idle.pop().unwrap_or_default();
+        let mut planned = self.plan_reads(&mut plan);
+        while self.forming.len() > 1 && planned.is_err() {
+            // The one to blame is found by planning fewer.
+            let half = self.forming.len() / 2;
+            self.spare.extend(self.forming.drain(half..).map(Filling::abandon));
+            planned = self.plan_reads(&mut plan);
+        }
+        if let Err(error) = planned {
+            self.spare.extend(self.forming.drain(..).map(Filling::abandon));
+            self.idle.push(plan);
+            self.fail(number, error);
+            return 0;
+        }
+        let planned = self.forming.len() as u64;
+        let columns = self.setup.layout.columns.len();
+        let sample_bytes = self.setup.dataset.sample_bytes();
+        for (i, mut slot) in self.forming.drain(..).enumerate() {
+            self.fill_of[slot.index()] = number + i as u64;
+            let info = slot.info_mut();
+            info.starts.clear();
+            info.starts.extend_from_slice(&plan.starts[i * columns..][..columns]);
+            let left = info.samples.len() as u64 * sample_bytes;
+            self.filling.push_back(Fill { slot, left });
+        }
+        let left = plan.reads.len();
+        self.groups.push_back(Group { plan, first: number, left });
+        planned
+    }
+
+    /// Says in a slot which batch it is for.
+    fn address(&self, slot: &mut Filling, task: &mut Task, batch: u64) {
+        let Task { epoch, batches, course } = task;
+        let (epoch, rows, info) = (*epoch, batches.rows(batch), slot.info_mut());
+        // Batches that went before in another process count.
+        info.batch = batches.from() / batches.global() + batch;
+        info.epoch = epoch;
+        info.next = match batches.end(batch) {
+            Some(position) => Stand { epoch, position },
+            None => Stand { epoch: epoch.saturating_add(1), position: 0 },
+        };
+        info.padding = rows.padding();
         info.ways = Default::default();
         info.samples.clear();
         // Every position of a batch is within the epoch, so each has a sample.
-        info.samples.extend((0..rows.len()).filter_map(|i| order.sample(rows.position(i))));
+        info.samples.extend((0..rows.len()).filter_map(|i| course.sample(rows.position(i))));
+    }
+
+    fn plan_reads(&mut self, plan: &mut Plan) -> Result<()> {
         let (files, reader) = (&mut self.files, &mut *self.reader);
-        let mode_of = |file| files.mode(file, &mut *reader);
-        let planned = self.planner.plan(
-            &mut info.plan,
+        let (forming, ring) = (&self.forming, &self.ring);
+        self.planner.plan(
+            plan,
             &self.setup.layout,
             &self.setup.dataset,
-            &info.samples,
-            mode_of,
-        );
-        match planned {
-            Ok(()) => {
-                let left = info.plan.reads.len();
-                self.filling.push_back(Fill { slot, left });
-            }
-            Err(error) => {
-                self.spare.push(slot.abandon());
-                self.fail(self.first + self.filling.len() as u64, error);
-            }
-        }
-    }
-
-    /// Starts planned reads while the queue has room.
-    fn start_reads(&mut self) {
-        while let Some(&token) = self.tokens.last() {
-            let (number, index) = self.next;
-            if self.failure.as_ref().is_some_and(|(failed, _)| *failed <= number) {
-                return;
-            }
-            let Some(fill) = self.filling.get((number - self.first) as usize) else { return };
-            let Some(&read) = fill.slot.info().plan.reads.get(index) else {
-                self.next = (number + 1, 0);
-                continue;
-            };
-            let chunk = match read.target {
-                Target::Slot(_) => None,
-                Target::Chunk { .. } => match self.staging.take() {
-                    Some(chunk) => Some(chunk),
-                    // All of them are being read into or copied from.
-                    None => return,
-                },
-            };
-            self.tokens.pop();
-            self.next = (number, index + 1);
-            let flight = Flight {
-                fill: number,
-                read,
-                chunk,
-                held: false,
-                come: 0,
-                base: 0,
-                fruitless: 0,
-                direct: false,
-            };
-            self.flights[token as usize] = Some(flight);
-            if let Err(error) = self.launch(token, flight) {
-                self.land(token);
-                self.fail(number, error);
-            }
-        }
-    }
-
-    /// Gives a read to the backend, from its present base on.
-    fn launch(&mut self, token: u32, mut flight: Flight) -> Result<()> {
-        let read = flight.read;
-        if flight.held {
-            self.files.release(read.file);
-            flight.held = false;
-            self.flights[token as usize] = Some(flight);
-        }
-        let (place, fd, mode) = self.files.acquire(read.file, &mut *self.reader)?;
-        (flight.held, flight.direct) = (true, mode.direct);
-        self.flights[token as usize] = Some(flight);
-        let (slots_on_host, at_once, first_chunk) =
-            (self.copier.is_none(), self.copies_at_once(), self.landing_slots());
-        let fill = &mut self.filling[(flight.fill - self.first) as usize];
-        let slot = fill.slot.memory(&self.ring);
-        let (window, region, gather) = match (read.target, flight.chunk) {
-            (Target::Chunk { from, count }, Some(chunk)) => {
-                let start = self.staging.start(chunk);
-                let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
-                // Threads that read copy too, unless copies are queued on a stream.
-                let gather = match start {
-                    Address::Host(chunk) if slots_on_host || at_once => {
-                        Some((read.need - flight.base, Gather::new(chunk, slot, pieces)))
-                    }
-                    _ => None,
-                };
-                (start, first_chunk + chunk, gather)
-            }
-            (Target::Slot(to), _) => (slot.plus(to), fill.slot.index() as u32, None),
-            (Target::Chunk { .. }, None) => return Err(misplanned()),
-        };
-        let request = Request {
-            token,
-            file: place,
-            fd,
-            offset: read.offset + u64::from(flight.base),
-            dest: window.plus(flight.base as usize),
-            len: read.len - flight.base,
-            region,
-            cached: mode.cached,
-            handle: 0,
-            gather,
-        };
-        // SAFETY: the destination is a part of a slot that is filling or of a chunk that was taken, and the planner
-        // gives no byte of a slot to two reads; ring and staging outlive the reader (a field before them), the file
-        // stays open until `release`, and the plan with its pieces stays in the slot until the fill is handed on,
-        // which waits for the completion.
-        unsafe { self.reader.start(request) }.map_err(|e| self.failure(&flight, "cannot start a read", e))
-    }
-
-    /// Waits for completions and deals with them.
-    fn reap(&mut self) -> Result<()> {
-        let mut done = std::mem::take(&mut self.done);
-        let waited = self.reader.reap(true, &mut done);
-        for completion in done.drain(..) {
-            self.complete(completion);
-        }
-        self.done = done;
-        waited.map_err(|e| Error::new(ErrorKind::Io, "waiting for reads failed").by(self.name()).caused_by(e))
-    }
-
-    fn complete(&mut self, completion: Completion) {
-        let token = completion.token;
-        let Some(mut flight) = self.flights[token as usize] else { return };
-        let outcome = match completion.result {
-            Ok(n) => self.advance(&mut flight, n),
-            Err(ReadFailure::Errno(errno)) => self.recover(&mut flight, errno),
-            Err(ReadFailure::Refused(n, _)) => self.advance(&mut flight, n),
-            Err(ReadFailure::Copy(error)) => Err(self.placed(&flight, error)),
-            Err(ReadFailure::Panicked(message)) => {
-                Err(Error::new(ErrorKind::Panicked, format!("a reading thread panicked: {message}"))
-                    .by(self.name()))
-            }
-        };
-        let again = match outcome {
-            Ok(true) => {
-                if let Err(error) = self.copy_out(&flight, token, completion.gathered) {
-                    self.land(token);
-                    return self.fail(flight.fill, error);
-                }
-                let fill = &mut self.filling[(flight.fill - self.first) as usize];
-                fill.left -= 1;
-                let way = completion.way.unwrap_or(Way::of(self.setup.backend, flight.direct));
-                let payload = u64::from(flight.read.payload);
-                fill.slot.info_mut().ways.add(way, payload);
-                self.links.stats.count(flight.read.file, way, flight.direct, payload, flight.come.into());
-                return self.land(token);
-            }
-            Ok(false) => self.launch(token, flight),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = again {
-            self.land(token);
-            self.fail(flight.fill, error);
-        }
-    }
-
-    /// Takes note of `n` more bytes. `true`: the read is whole; `false`: the rest is asked for again.
-    fn advance(&mut self, flight: &mut Flight, n: u32) -> Result<bool> {
-        let read = flight.read;
-        let come = flight.base.saturating_add(n).min(read.len);
-        if come >= read.need {
-            flight.come = come;
-            return Ok(true);
-        }
-        if come <= flight.come {
-            // Nothing new: the file ends here, whatever its size was.
-            return Err(self.short(flight));
-        }
-        flight.come = come;
-        // A direct read can only go on from a boundary; what came beyond it is read again.
-        let align = self.files.mode(read.file, &mut *self.reader)?.align;
-        flight.base = come / align * align;
-        Ok(false)
-    }
-
-    /// Decides what a failed read means. `false`: it is tried again.
-    fn recover(&mut self, flight: &mut Flight, errno: i32) -> Result<bool> {
-        let error = std::io::Error::from_raw_os_error(errno);
-        let file = flight.read.file;
-        if refuses_direct(errno) && flight.direct {
-            let reason = format!("a direct read was refused: {error}");
-            self.files.fall_back(file, &reason, &mut *self.reader)?;
-            (flight.base, flight.come) = (0, 0);
-            return Ok(false);
-        }
-        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
-        if again && flight.fruitless < MOST_FRUITLESS {
-            flight.fruitless += 1;
-            return Ok(false);
-        }
-        Err(self.failure(flight, "the read failed", error))
-    }
-
-    /// Takes the payload of a completed read to its slot, or queues that.
-    fn copy_out(&mut self, flight: &Flight, token: u32, gathered: bool) -> Result<()> {
-        let (Target::Chunk { from, count }, Some(chunk), false) =
-            (flight.read.target, flight.chunk, gathered)
-        else {
-            return Ok(());
-        };
-        let fill = &mut self.filling[(flight.fill - self.first) as usize];
-        let slot = fill.slot.memory(&self.ring);
-        let pieces = &fill.slot.info().plan.pieces[from as usize..(from + count) as usize];
-        let start = self.staging.start(chunk);
-        match (start, slot, &mut self.copier) {
-            (_, Address::Device(to), Some(copier)) => {
-                // From here on the chunk is the copier's, even if it fails half way: it gives it back.
-                if let Some(flight) = &mut self.flights[token as usize] {
-                    flight.chunk = None;
-                }
-                // SAFETY: the read has completed and brought every byte that the pieces need; the planner made them
-                // for this chunk size and slot; the chunk is taken until the copier gives it back, and the pieces
-                // are only read during the call. The slot is filling, and what used it before was waited for.
-                unsafe { copier.copy(chunk, start, to, pieces) }
-            }
-            // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
-            // pieces for this chunk size and slot; chunk and these bytes of the slot belong to this read alone.
-            (Address::Host(start), slot, _) => unsafe { Gather::new(start, slot, pieces).run(None) },
-            (Address::Device(_), ..) => Err(misplanned()),
-        }
-    }
-
-    /// How many slots reads can land in; their regions come before those of the chunks.
-    fn landing_slots(&self) -> u32 {
-        let lands = self.copier.is_none() || self.setup.backend == Backend::Gds;
-        if lands { self.ring.slots() as u32 } else { 0 }
+            forming.len(),
+            |i| Lot { base: ring.offset(forming[i].index()), samples: &forming[i].info().samples },
+            |file| files.mode(file, &mut *reader),
+        )
     }
 
     /// Whether bytes come to device slots by other ways than the copy stream, so that it is this thread that has to
@@ -510,30 +398,11 @@ impl Pipeline {
         matches!(self.setup.backend, Backend::PageCache | Backend::Gds)
     }
 
-    /// Whether the backend's threads copy by themselves, and are done when they say so.
-    fn copies_at_once(&self) -> bool {
-        self.setup.backend == Backend::PageCache
-    }
-
-    /// Takes note that a read is no longer in flight.
-    fn land(&mut self, token: u32) {
-        if let Some(flight) = self.flights[token as usize].take() {
-            if flight.held {
-                self.files.release(flight.read.file);
-            }
-            if let Some(chunk) = flight.chunk {
-                self.staging.give_back(chunk);
-            }
-            self.tokens.push(token);
-        }
-    }
-
     /// Hands on the slots at the front that are whole. Batches leave in order.
     fn hand_on(&mut self) -> Result<()> {
         while self.filling.front().is_some_and(|fill| fill.left == 0) {
             let Some(fill) = self.filling.pop_front() else { break };
             self.first += 1;
-            self.next = self.next.max((self.first, 0));
             if let Err(error) = self.send_off(&fill.slot) {
                 self.spare.push(fill.slot.abandon());
                 return Err(error);
@@ -554,7 +423,7 @@ impl Pipeline {
         let (Some(copier), Some(events)) = (&self.copier, &info.events) else { return Ok(()) };
         let rows = info.samples.len() as u64;
         let columns = self.setup.layout.columns.iter();
-        let parts = info.plan.starts.iter().zip(columns);
+        let parts = info.starts.iter().zip(columns);
         let parts = parts.map(|(&start, region)| (start, (rows * region.sample_bytes) as usize));
         copier.finish(self.ring.buffers(), self.ring.offset(slot.index()) as u64, parts, events)
     }
@@ -579,46 +448,21 @@ impl Pipeline {
             None => Ok(()),
         };
         self.first += self.filling.len() as u64;
-        self.next = (self.first, 0);
+        self.first_group += self.groups.len() as u64;
+        self.next = (self.first_group, 0);
+        self.idle.extend(self.groups.drain(..).map(|group| group.plan));
         self.failure = None;
         self.spare.extend(self.filling.drain(..).map(|fill| fill.slot.abandon()));
         copied
     }
 
-    fn name(&self) -> &'static str {
-        self.setup.backend.name()
+    /// Takes back the plans at the front whose reads have all landed.
+    pub(super) fn retire_plans(&mut self) {
+        while self.groups.front().is_some_and(|group| group.left == 0) && self.next.0 > self.first_group {
+            if let Some(group) = self.groups.pop_front() {
+                self.idle.push(group.plan);
+                self.first_group += 1;
+            }
+        }
     }
-
-    fn placed(&self, flight: &Flight, error: Error) -> Error {
-        let read = flight.read;
-        let path = self.setup.dataset.files()[read.file as usize].path();
-        error.at(path).range(read.offset, read.need.into()).by(self.name())
-    }
-
-    fn failure(&self, flight: &Flight, what: &str, error: std::io::Error) -> Error {
-        let read = flight.read;
-        let path = self.setup.dataset.files()[read.file as usize].path();
-        Error::io(path, what, error).range(read.offset, read.need.into()).by(self.name())
-    }
-
-    /// The error for a file that gave fewer bytes than it had when it was indexed.
-    fn short(&self, flight: &Flight) -> Error {
-        let read = flight.read;
-        let file = &self.setup.dataset.files()[read.file as usize];
-        let indexed = file.identity().size;
-        let ends = read.offset + u64::from(flight.come);
-        let (kind, what) = match std::fs::metadata(file.path()) {
-            Ok(now) if now.len() < indexed => (
-                ErrorKind::Changed,
-                format!("it had {indexed} bytes when it was indexed and has {} now", now.len()),
-            ),
-            _ => (ErrorKind::Io, format!("reads end at byte {ends}, though the file has {indexed} bytes")),
-        };
-        Error::new(kind, what).at(file.path()).range(read.offset, read.need.into()).by(self.name())
-    }
-}
-
-/// The planner gives a read that cannot land in its slot a chunk, always.
-fn misplanned() -> Error {
-    Error::new(ErrorKind::Closed, "a read was planned for memory that the kernel cannot reach")
 }

@@ -75,19 +75,26 @@ pub(crate) struct PlannedRead {
 /// Where a read lands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// In the slot, from this byte on.
+    /// In a slot, from this byte of the ring on.
     Slot(usize),
     /// In a staging chunk, from which `pieces[from..from + count]` are copied.
     Chunk { from: u32, count: u32 },
 }
 
-/// The reads of one batch, and where its columns start. Reused for batch after batch.
+/// The reads of some batches that are read together, and where their columns start. Reused again and again.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) reads: Vec<PlannedRead>,
     pub(crate) pieces: Vec<Piece>,
-    /// For each column the first byte of its payload in the slot.
+    /// For each batch, and in it for each column, the first byte of its payload in the batch's slot.
     pub(crate) starts: Vec<usize>,
+}
+
+/// One batch to be planned: where in the ring its slot starts, and its samples.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lot<'a> {
+    pub(crate) base: usize,
+    pub(crate) samples: &'a [u64],
 }
 
 /// Payload that is neighbours in the file and in the batch.
@@ -119,41 +126,54 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans the reads of a batch of `samples`. `mode_of` says how a file is read, and may have to open it for that.
-    pub(crate) fn plan(
+    /// Plans the reads of `count` batches together, so that samples of different batches that are neighbours in a file
+    /// are read at once. `mode_of` says how a file is read, and may have to open it for that.
+    pub(crate) fn plan<'a>(
         &mut self,
         plan: &mut Plan,
         layout: &Layout,
         dataset: &Dataset,
-        samples: &[u64],
+        count: usize,
+        lot: impl Fn(usize) -> Lot<'a>,
         mut mode_of: impl FnMut(u32) -> Result<FileMode>,
     ) -> Result<()> {
         plan.reads.clear();
         plan.pieces.clear();
         plan.starts.clear();
-        for (column, region) in dataset.columns().iter().zip(&layout.columns) {
-            self.runs.clear();
+        let columns = dataset.columns().len();
+        plan.starts.resize(count * columns, 0);
+        for (index, (column, region)) in dataset.columns().iter().zip(&layout.columns).enumerate() {
             self.parts.clear();
             let bytes = region.sample_bytes;
-            for (i, &sample) in samples.iter().enumerate() {
-                let place = dataset.locate(column, sample);
-                match self.runs.last_mut() {
-                    Some(run) if run.file == place.file && run.offset + run.len == place.offset => {
-                        run.len += bytes
-                    }
-                    _ => {
-                        let mode = mode_of(place.file)?;
-                        let at = i as u64 * bytes;
-                        self.runs.push(Run { file: place.file, mode, offset: place.offset, len: bytes, at });
+            for number in 0..count {
+                self.runs.clear();
+                let Lot { base, samples } = lot(number);
+                for (i, &sample) in samples.iter().enumerate() {
+                    let place = dataset.locate(column, sample);
+                    match self.runs.last_mut() {
+                        Some(run) if run.file == place.file && run.offset + run.len == place.offset => {
+                            run.len += bytes
+                        }
+                        _ => {
+                            let mode = mode_of(place.file)?;
+                            let at = i as u64 * bytes;
+                            self.runs.push(Run {
+                                file: place.file,
+                                mode,
+                                offset: place.offset,
+                                len: bytes,
+                                at,
+                            });
+                        }
                     }
                 }
+                let start = region.start + best_phase(&self.runs, region, layout) as usize;
+                let total = samples.len() as u64 * bytes;
+                for i in 0..self.runs.len() {
+                    self.place(plan, layout, self.runs[i], base + start, total, count > 1);
+                }
+                plan.starts[number * columns + index] = start;
             }
-            let start = region.start + best_phase(&self.runs, region, layout) as usize;
-            let total = samples.len() as u64 * bytes;
-            for i in 0..self.runs.len() {
-                self.place(plan, layout, self.runs[i], start, total);
-            }
-            plan.starts.push(start);
             self.stage(plan, layout);
         }
         plan.reads.sort_unstable_by_key(|read| (read.file, read.offset));
@@ -161,7 +181,16 @@ impl Planner {
     }
 
     /// Sends a run straight to the slot as far as boundaries allow; what is left becomes parts to be staged.
-    fn place(&mut self, plan: &mut Plan, layout: &Layout, run: Run, start: usize, total: u64) {
+    /// One that is `together` with others, whose neighbours may be in another batch, is staged unless it is long.
+    fn place(
+        &mut self,
+        plan: &mut Plan,
+        layout: &Layout,
+        run: Run,
+        start: usize,
+        total: u64,
+        together: bool,
+    ) {
         let align = u64::from(run.mode.align);
         let to = start + run.at as usize;
         let (lo, hi) = (run.offset, run.offset + run.len);
@@ -172,7 +201,7 @@ impl Planner {
             len: until - from,
             to: to + (from - lo) as usize,
         };
-        if !lands(&run, start, layout) {
+        if !lands(&run, start, layout) || (together && run.len < WORTH_SPLITTING) {
             return self.parts.push(part(lo, hi));
         }
         // Only at the ends of the column's payload is there room for the rest of a block.

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::plan::Plan;
 use crate::backend::{Address, BytesByWay, Region};
 use crate::memory::cuda::{self, CudaBuffer, SlotEvents};
 use crate::memory::{HostMapping, Target};
+use crate::order::Stand;
 use crate::{Error, Result};
 
 /// The memory of all slots, and the way back for those that were lent.
@@ -46,8 +46,13 @@ enum Memory {
 pub(crate) struct SlotInfo {
     /// The sample numbers, in the order of delivery.
     pub(crate) samples: Vec<u64>,
-    pub(crate) plan: Plan,
+    /// For each column the first byte of its payload in the slot.
+    pub(crate) starts: Vec<usize>,
+    /// The number of the batch in its epoch.
     pub(crate) batch: u64,
+    pub(crate) epoch: u64,
+    /// Where the run stands when the batch has been delivered.
+    pub(crate) next: Stand,
     /// How many of the samples, at the end, repeat others to fill the batch.
     pub(crate) padding: u64,
     pub(crate) ways: BytesByWay,
@@ -149,15 +154,22 @@ impl Ring {
         index * self.slot_bytes
     }
 
-    fn start(&self, index: usize) -> Address {
-        let offset = self.offset(index);
+    /// The size of a slot in bytes.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// The memory of all slots, one after the other: on the first device.
+    pub(crate) fn memory(&self) -> Address {
         match &self.memory {
-            Memory::Host(memory) => Address::Host(memory.as_ptr().wrapping_add(offset)),
+            Memory::Host(memory) => Address::Host(memory.as_ptr()),
             // A target of GPUs has at least one.
-            Memory::Cuda(buffers) => {
-                Address::Device(buffers.first().map_or(0, |buffer| buffer.start()) + offset as u64)
-            }
+            Memory::Cuda(buffers) => Address::Device(buffers.first().map_or(0, |buffer| buffer.start())),
         }
+    }
+
+    fn start(&self, index: usize) -> Address {
+        self.memory().plus(self.offset(index))
     }
 }
 
@@ -182,11 +194,6 @@ impl Filling {
 
     pub(crate) fn info_mut(&mut self) -> &mut SlotInfo {
         &mut self.0.info
-    }
-
-    /// The slot's memory, to read or copy into.
-    pub(crate) fn memory(&mut self, ring: &Ring) -> Address {
-        ring.start(self.0.index)
     }
 
     /// Every read of the batch has completed.

@@ -68,6 +68,21 @@ impl Permutation {
         }
     }
 
+    /// Which `i` goes to `x`. `x` must be less than `n`.
+    pub(crate) fn invert(&self, x: u64) -> u64 {
+        debug_assert!(x < self.n, "value {x} of a permutation of {}", self.n);
+        if self.n <= 1 {
+            return 0;
+        }
+        let mut i = x;
+        loop {
+            i = self.pass_back(i);
+            if i < self.n {
+                return i;
+            }
+        }
+    }
+
     /// One pass through the network. Each round changes one half by a function of the other, which can be
     /// undone whatever that function is; so the halves need not be equally wide.
     fn pass(&self, x: u64) -> u64 {
@@ -79,11 +94,22 @@ impl Permutation {
         }
         left << self.right_bits | right
     }
+
+    /// `pass`, undone.
+    fn pass_back(&self, x: u64) -> u64 {
+        let mut left = x >> self.right_bits;
+        let mut right = x & self.right_mask;
+        for pair in self.keys.chunks_exact(2).rev() {
+            right ^= mix(left ^ pair[1]) & self.right_mask;
+            left ^= mix(right ^ pair[0]) & self.left_mask;
+        }
+        left << self.right_bits | right
+    }
 }
 
 /// The finalizer of splitmix64: a bijection of `u64` in which every bit of the input reaches every bit of the
 /// output.
-fn mix(mut x: u64) -> u64 {
+pub(crate) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
@@ -261,6 +287,7 @@ mod tests {
             let (x, y) = (permutation.apply(a), permutation.apply(b));
             prop_assert!(x < n && y < n);
             prop_assert_eq!(a == b, x == y);
+            prop_assert_eq!((permutation.invert(x), permutation.invert(y)), (a, b));
         }
     }
 }

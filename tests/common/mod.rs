@@ -113,7 +113,7 @@ pub(crate) fn expected(samples: u64, batch: u64, last: gpufeed::LastBatch, order
 pub(crate) const DEVICE: &str = "GPUFEED_TEST_DEVICE";
 
 /// A builder that delivers to the device under test.
-pub(crate) fn loader(dataset: impl Into<std::sync::Arc<Dataset>>) -> gpufeed::LoaderBuilder {
+pub(crate) fn loader(dataset: impl Into<gpufeed::Source>) -> gpufeed::LoaderBuilder {
     let device = std::env::var(DEVICE).map_or(gpufeed::Device::Host, |name| name.parse().unwrap());
     Loader::builder(dataset).device(device)
 }
@@ -160,4 +160,5 @@ pub(crate) fn run(loader: &mut Loader, epoch: u64) -> (Vec<u8>, Vec<u64>) {
 }
 
 /// The kinds of order that a loader knows.
-pub(crate) const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Full];
+pub(crate) const SHUFFLES: [Shuffle; 3] =
+    [Shuffle::None, Shuffle::Full, Shuffle::Blocks { block: 5, window: 17 }];

@@ -83,10 +83,16 @@ impl Case {
         FileMode { direct: align > 1, cached: false, align }
     }
 
-    /// Plans the case, carries the plan out, and checks everything that must hold of it.
+    /// Plans the case as one batch, carries the plan out, and checks everything that must hold of it.
     fn check(&self) -> Plan {
+        self.check_in(self.samples.len())
+    }
+
+    /// The same in batches of so many samples, which are planned together.
+    fn check_in(&self, rows: usize) -> Plan {
         let dataset = self.dataset();
-        let rows = self.samples.len() as u64;
+        let lots: Vec<&[u64]> = self.samples.chunks(rows).collect();
+        let rows = rows as u64;
         let layout = Layout::new(&dataset, rows, self.io_bytes, self.stage_all).unwrap();
         let mut plan = Plan::default();
         // A plan is made into the memory of an older one.
@@ -100,23 +106,31 @@ impl Case {
         });
         plan.starts.push(77);
         let mut planner = Planner::default();
-        planner.plan(&mut plan, &layout, &dataset, &self.samples, |file| Ok(self.mode(file))).unwrap();
+        // Their slots lie in the ring in any order.
+        let base = |lot: usize| (lots.len() - 1 - lot) * layout.slot_bytes;
+        let lot = |i: usize| Lot { base: base(i), samples: lots[i] };
+        planner.plan(&mut plan, &layout, &dataset, lots.len(), lot, |file| Ok(self.mode(file))).unwrap();
 
         assert_eq!(layout.slot_bytes % 4096, 0);
-        assert_eq!(plan.starts.len(), dataset.columns.len());
-        let payloads: Vec<Range<usize>> = (dataset.columns.iter().zip(&plan.starts))
-            .map(|(column, &start)| start..start + (rows * column.sample_bytes) as usize)
+        let columns = dataset.columns.len();
+        assert_eq!(plan.starts.len(), lots.len() * columns);
+        // For each batch, and in it for each column.
+        let payloads: Vec<Range<usize>> = (plan.starts.iter().enumerate())
+            .map(|(i, &start)| {
+                let (lot, column) = (i / columns, &dataset.columns[i % columns]);
+                let region = region_of(&layout, i % columns);
+                let len = lots[lot].len() * column.sample_bytes as usize;
+                assert!(region.start <= start && start + len <= region.end);
+                assert_eq!(start as u64 % column.dtype.alignment(), 0, "elements are aligned");
+                base(lot) + start..base(lot) + start + len
+            })
             .collect();
-        for (index, (column, payload)) in dataset.columns.iter().zip(&payloads).enumerate() {
-            let region = region_of(&layout, index);
-            assert!(region.start <= payload.start && payload.end <= region.end);
-            assert_eq!(payload.start as u64 % column.dtype.alignment(), 0, "elements are aligned");
-        }
+        let lot_at = |to: usize| lots.len() - 1 - to / layout.slot_bytes;
 
         let files: Vec<&[u8]> = (dataset.files.iter().enumerate())
             .map(|(i, file)| &NOISE[i * 262_147..][..file.identity.size as usize])
             .collect();
-        let mut slot = vec![0xAA; layout.slot_bytes];
+        let mut ring = vec![0xAA; layout.slot_bytes * lots.len()];
         let mut written: Vec<Range<usize>> = Vec::new();
         for read in &plan.reads {
             let align = u64::from(self.align(read.file));
@@ -128,9 +142,12 @@ impl Case {
             // What comes, and no more than that much of it is relied on.
             let come = &file[offset as usize..file.len().min((offset + len) as usize)];
             let index = column_of(&dataset, read.file);
-            let (region, payload) = (region_of(&layout, index), &payloads[index]);
             match read.target {
                 Target::Slot(to) => {
+                    let lot = lot_at(to);
+                    let payload = &payloads[lot * columns + index];
+                    let region = region_of(&layout, index);
+                    let region = base(lot) + region.start..base(lot) + region.end;
                     assert!(!self.stage_all);
                     assert!(
                         (to as u64).is_multiple_of(align) && align <= 4096,
@@ -142,8 +159,8 @@ impl Case {
                     // Every payload byte under the window, though the read may not bring it, belongs to it.
                     let bytes = dataset.columns[index].sample_bytes as usize;
                     for at in samples_in(&within, payload.start, bytes) {
-                        let place = dataset
-                            .locate(&dataset.columns[index], self.samples[(at - payload.start) / bytes]);
+                        let place =
+                            dataset.locate(&dataset.columns[index], lots[lot][(at - payload.start) / bytes]);
                         assert_eq!(place.file, read.file, "{read:?} overwrites byte {at}");
                         assert_eq!(
                             place.offset as i64 - at as i64,
@@ -153,7 +170,7 @@ impl Case {
                     }
                     assert_eq!(read.payload as usize, within.len(), "{read:?}");
                     assert_eq!(read.need as usize, within.end - to, "{read:?}");
-                    slot[to..to + come.len()].copy_from_slice(come);
+                    ring[to..to + come.len()].copy_from_slice(come);
                     written.push(within);
                 }
                 Target::Chunk { from, count } => {
@@ -167,8 +184,9 @@ impl Case {
                     for piece in pieces {
                         let (from, len) = (piece.from as usize, piece.len as usize);
                         let to = piece.to..piece.to + len;
+                        let payload = &payloads[lot_at(piece.to) * columns + index];
                         assert!(payload.start <= to.start && to.end <= payload.end, "{piece:?} leaves");
-                        slot[to.clone()].copy_from_slice(&chunk[from..from + len]);
+                        ring[to.clone()].copy_from_slice(&chunk[from..from + len]);
                         written.push(to);
                     }
                 }
@@ -190,14 +208,17 @@ impl Case {
                 None => joined.push(range),
             }
         }
-        assert_eq!(joined, payloads);
+        let mut wanted = payloads.clone();
+        wanted.sort_unstable_by_key(|range| range.start);
+        assert_eq!(joined, wanted);
 
-        for (column, payload) in dataset.columns.iter().zip(&payloads) {
+        for (i, payload) in payloads.iter().enumerate() {
+            let column = &dataset.columns[i % columns];
             let bytes = column.sample_bytes as usize;
-            for (row, &sample) in self.samples.iter().enumerate() {
+            for (row, &sample) in lots[i / columns].iter().enumerate() {
                 let place = dataset.locate(column, sample);
                 let naive = &files[place.file as usize][place.offset as usize..][..bytes];
-                assert!(slot[payload.start + row * bytes..][..bytes] == *naive, "row {row} is wrong");
+                assert!(ring[payload.start + row * bytes..][..bytes] == *naive, "row {row} is wrong");
             }
         }
         plan
@@ -312,6 +333,11 @@ proptest! {
     #[test]
     fn a_plan_brings_every_payload_byte_once_by_aligned_reads(case in case()) {
         case.check();
+    }
+
+    #[test]
+    fn batches_that_are_planned_together_get_every_payload_byte_once(case in case(), lots in 2usize..12) {
+        case.check_in(case.samples.len().div_ceil(lots));
     }
 
     #[test]
@@ -437,8 +463,21 @@ fn a_file_that_cannot_be_opened_fails_the_plan() {
         1 => Err(crate::Error::argument("no")),
         _ => Ok(case.mode(file)),
     };
-    let planned = Planner::default().plan(&mut Plan::default(), &layout, &dataset, &case.samples, refuse);
+    let lot = |_| Lot { base: 0, samples: &case.samples };
+    let planned = Planner::default().plan(&mut Plan::default(), &layout, &dataset, 1, lot, refuse);
     assert_eq!(planned.unwrap_err().to_string(), "no");
+}
+
+#[test]
+fn neighbours_in_different_batches_are_read_at_once() {
+    // A window of 256 samples of 5000 bytes, mixed, in 8 batches: alone each reads single samples.
+    let mut samples: Vec<u64> = (1000..1256).collect();
+    samples.sort_by_key(|sample| sample.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let case = plain(5000, &[(0, 2000)], samples, 4096);
+    let together = case.check_in(32);
+    assert_eq!(together.reads.len(), 2, "{:?}", together.reads);
+    let alone = Case { samples: case.samples[..32].to_vec(), ..case };
+    assert!(alone.check().reads.len() > 16);
 }
 
 #[test]

@@ -150,8 +150,9 @@ impl Copier {
     /// Queues the copies out of a chunk.
     ///
     /// # Safety
-    /// Every piece lies within the chunk, which starts at `from`, on the host or on the first device, and stays as it is until `reclaim` gives it back,
-    /// and within the slot, which starts at `to` in memory of the first device and is being filled.
+    /// Every piece lies within the chunk, which starts at `from`, on the host or on the first device, and stays as it is
+    /// until `reclaim` gives it back; and within a slot that is being filled, of the ring that starts at `to` in memory
+    /// of the first device.
     pub(crate) unsafe fn copy(&mut self, chunk: u32, from: Address, to: u64, pieces: &[Piece]) -> Result<()> {
         // First of all the chunk is taken, so that whatever happens it is given back, and not before time.
         self.busy.push_back(chunk);

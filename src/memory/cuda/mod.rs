@@ -37,16 +37,16 @@ pub(crate) fn failed(what: impl Into<String>, error: DriverError) -> Error {
     Error::new(kind, format!("{}: {name} ({code})", what.into()))
 }
 
-/// Copies pieces of a chunk into a slot of device memory and returns when they are there: the synchronous copy of
+/// Copies pieces of a chunk into slots of device memory and returns when they are there: the synchronous copy of
 /// pageable memory, as most programs do it.
 ///
 /// # Safety
-/// Every piece lies within the chunk that starts at `chunk` and is filled up to its end, and within the slot that
-/// starts at `slot` in this context; nobody else touches these bytes meanwhile.
+/// Every piece lies within the chunk that starts at `chunk` and is filled up to its end, and within the ring of slots that
+/// starts at `ring` in this context; nobody else touches these bytes meanwhile.
 pub(crate) unsafe fn copy_now(
     context: &Context,
     chunk: *const u8,
-    slot: u64,
+    ring: u64,
     pieces: &[Piece],
 ) -> Result<()> {
     let _entered = context.enter()?;
@@ -54,8 +54,8 @@ pub(crate) unsafe fn copy_now(
         // SAFETY: the caller vouches for the range of the chunk.
         let source =
             unsafe { std::slice::from_raw_parts(chunk.add(piece.from as usize), piece.len as usize) };
-        // SAFETY: the caller vouches for the range of the slot.
-        unsafe { result::memcpy_htod_sync(slot + piece.to as u64, source) }
+        // SAFETY: the caller vouches for the range of the ring.
+        unsafe { result::memcpy_htod_sync(ring + piece.to as u64, source) }
             .map_err(|e| failed("a copy to the device failed", e))?;
     }
     arrived()
