@@ -115,7 +115,7 @@ impl Pipeline {
         // SAFETY: the destination is a part of a slot that is filling, as all slots are that a plan in `groups` is for
         // and that wait for bytes, or of a chunk that was taken, and the planner gives no byte of a slot to two reads;
         // ring and staging outlive the reader (a field before them), the file stays open until `release`, and the plan
-        // with its pieces stays in its box until all of its reads have landed.
+        // with its pieces stays as it is until all of its reads have landed.
         unsafe { self.reader.start(request) }.map_err(|e| self.failure(&flight, "cannot start a read", e))
     }
 

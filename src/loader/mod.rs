@@ -194,7 +194,8 @@ impl Loader {
         self.stand = stand;
         self.shared.cancel.store(false, Ordering::Release);
         let start = Command::Start(Box::new(Task { epoch, course, batches }));
-        if !self.commands.as_ref().is_some_and(|commands| commands.send(start).is_ok()) {
+        let sent = self.commands.as_ref().is_some_and(|commands| commands.send(start).is_ok());
+        if !sent {
             return Err(self.why_gone());
         }
         self.running = true;

@@ -101,7 +101,7 @@ pub(crate) struct Pipeline {
     /// The number that the first of `groups` has, counted over the life of the pipeline.
     pub(super) first_group: u64,
     /// Plans whose memory is used again.
-    idle: Vec<Box<Plan>>,
+    idle: Vec<Plan>,
     /// The next read to start: the number of its group, and its place in that group's plan.
     pub(super) next: (u64, usize),
     /// Reads in flight, by token.
@@ -123,7 +123,7 @@ pub(super) struct Fill {
 
 /// Batches that were planned together.
 pub(super) struct Group {
-    pub(super) plan: Box<Plan>,
+    pub(super) plan: Plan,
     /// The number of the first of their slots.
     pub(super) first: u64,
     /// Reads that have not landed, those not yet started included.
