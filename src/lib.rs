@@ -37,6 +37,7 @@ mod checkpoint;
 pub mod cufile;
 mod dataset;
 mod error;
+mod launch;
 mod loader;
 mod memory;
 mod order;
@@ -50,6 +51,7 @@ pub use dataset::{
     AlignmentReport, Column, Dataset, DatasetBuilder, Dtype, Format, Mixture, OpenOptions, ShardFile, Shards,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use launch::{Agreement, Launcher, Rank};
 pub use loader::{
     Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, Source, StopHandle,
 };
