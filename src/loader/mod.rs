@@ -5,6 +5,8 @@ mod builder;
 mod flight;
 mod pipeline;
 mod plan;
+#[allow(dead_code, reason = "the reading thread does not ask it yet")]
+mod rate;
 mod ring;
 mod staging;
 mod start;
