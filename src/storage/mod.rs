@@ -4,6 +4,8 @@
 mod direct;
 mod identity;
 mod listing;
+#[allow(dead_code, reason = "no thread sets its priority yet")]
+mod priority;
 mod residency;
 mod table;
 
@@ -12,5 +14,6 @@ pub use direct::{Alignment, DirectIo};
 pub use identity::FileIdentity;
 pub(crate) use identity::open_regular;
 pub(crate) use listing::{expand, matching};
+pub use priority::IoPriority;
 pub use residency::{Residency, evict, residency};
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};
