@@ -31,7 +31,6 @@ pub struct Agreement {
 
 impl Agreement {
     /// `order` is every setting that the order of samples depends on, by name, without what differs among ranks.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no loader has a rank yet"))]
     pub(crate) fn new(fingerprint: &str, order: &[(&str, String)]) -> Agreement {
         // Each text goes in with its length before it, so that no two lists of settings look the same when joined.
         let hash = |what: &str, texts: &[&str]| {

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::pipeline::{Links, Setup};
 use super::plan::Layout;
+use super::rate::{Clock, SystemClock, TokenBucket};
 use super::ring::{Free, Ring};
 use super::staging::Staging;
 use super::start::Start;
@@ -15,9 +16,10 @@ use super::stats::Stats;
 use super::{Loader, Settings, Shared, StopHandle};
 use crate::backend::{Backend, Chosen, GdsSettings, Wanted, choose};
 use crate::dataset::{Dataset, Mixture};
+use crate::launch::{Agreement, Rank};
 use crate::memory::{Device, Target, resolve};
 use crate::order::{Batches, Cut, LastBatch, Run, Shuffle, Stand, State};
-use crate::storage::{FileTable, OpenPolicy};
+use crate::storage::{FileTable, IoPriority, OpenPolicy, honours_priority, scheduler_of};
 use crate::{Error, ErrorKind, Result};
 
 /// What a loader loads: a [`Dataset`], or a [`Mixture`] of several.
@@ -56,6 +58,7 @@ pub struct LoaderBuilder {
     seed: u64,
     last_batch: LastBatch,
     allow_empty_epochs: bool,
+    rank: Rank,
     resume: Option<State>,
     devices: Vec<Device>,
     backend: Backend,
@@ -65,7 +68,14 @@ pub struct LoaderBuilder {
     queue_depth: u32,
     io_bytes: u64,
     memory_limit: Option<u64>,
+    host_memory_limit: Option<u64>,
+    device_memory_limit: Option<u64>,
+    limit_rate: Option<u64>,
+    io_priority: Option<IoPriority>,
+    clear_slots: bool,
     lend_timeout: Duration,
+    #[cfg(test)]
+    pub(crate) clock: Option<Box<dyn Clock>>,
     #[cfg(test)]
     pub(crate) wrap: Option<crate::backend::testing::Wrap>,
 }
@@ -95,6 +105,7 @@ impl LoaderBuilder {
             seed: 0,
             last_batch: LastBatch::Drop,
             allow_empty_epochs: false,
+            rank: Rank::single(),
             resume: None,
             devices: vec![Device::Host],
             backend: Backend::Auto,
@@ -104,13 +115,33 @@ impl LoaderBuilder {
             queue_depth: 16,
             io_bytes: 1 << 20,
             memory_limit: None,
+            host_memory_limit: None,
+            device_memory_limit: None,
+            limit_rate: None,
+            io_priority: None,
+            clear_slots: false,
             lend_timeout: Duration::from_secs(30),
+            #[cfg(test)]
+            clock: None,
             #[cfg(test)]
             wrap: None,
         }
     }
 
-    /// Samples in a batch. Default: 64.
+    /// Which rank of how many this loader feeds. Default: [`Rank::single`], whatever launcher started the process; ask one by
+    /// [`Rank::detect`].
+    ///
+    /// A global batch is `batch_size` x world size samples, neighbours in the order of the epoch, and rank `r` gets the
+    /// `r`-th `batch_size` of them. Loaders of one job on one host compare what they feed from ([`Agreement`]), and
+    /// `build` fails if they differ.
+    ///
+    /// [`Agreement`]: crate::Agreement
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// Samples in a batch of one rank. Default: 64.
     pub fn batch_size(mut self, samples: u64) -> Self {
         self.batch_size = samples;
         self
@@ -215,6 +246,43 @@ impl LoaderBuilder {
         self
     }
 
+    /// As [`memory_limit`](LoaderBuilder::memory_limit), for host memory alone: staging, and the ring where that is on the
+    /// host. Default: no limit.
+    pub fn host_memory_limit(mut self, bytes: u64) -> Self {
+        self.host_memory_limit = Some(bytes);
+        self
+    }
+
+    /// As [`memory_limit`](LoaderBuilder::memory_limit), for the memory of each GPU. Default: no limit.
+    pub fn device_memory_limit(mut self, bytes: u64) -> Self {
+        self.device_memory_limit = Some(bytes);
+        self
+    }
+
+    /// Ask storage for at most this many bytes per second (what alignment adds is counted), with bursts of a tenth of
+    /// that or of one I/O, whichever is more. Default: no limit.
+    pub fn limit_rate(mut self, bytes_per_second: u64) -> Self {
+        self.limit_rate = Some(bytes_per_second);
+        self
+    }
+
+    /// The I/O priority of the loader's reads. Default: that of the thread that builds it.
+    ///
+    /// Where the I/O scheduler of a disk does not look at it, [`Report::notes`](crate::Report::notes) says so.
+    pub fn io_priority(mut self, priority: IoPriority) -> Self {
+        self.io_priority = Some(priority);
+        self
+    }
+
+    /// Whether a batch's slot holds nothing but the batch: all else in it, such as bytes of neighbouring records that
+    /// direct I/O read along and what an earlier batch left, is zeroed before the batch is delivered; and memory of a
+    /// GPU is zeroed before it is freed, so that no other loader or program finds anything there. Default: no; then
+    /// such bytes are never part of a batch, but whoever reads beyond it on a GPU could see them.
+    pub fn clear_slots(mut self, clear: bool) -> Self {
+        self.clear_slots = clear;
+        self
+    }
+
     /// How long an epoch waits for a batch while the caller holds every slot of the ring, before it gives up with
     /// an error of the kind [`SlotsExhausted`](ErrorKind::SlotsExhausted). Default: 30 seconds.
     pub fn lend_timeout(mut self, timeout: Duration) -> Self {
@@ -276,8 +344,8 @@ impl LoaderBuilder {
         Cut {
             batch_size: self.batch_size,
             last: self.last_batch,
-            rank: 0,
-            world: 1,
+            rank: self.rank.rank().into(),
+            world: self.rank.world_size().into(),
             allow_empty: self.allow_empty_epochs,
         }
     }
@@ -320,9 +388,10 @@ impl LoaderBuilder {
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
         let together = window.map_or(1, |window| window.div_ceil(batches.global()));
-        let (ring, free) = self.ring(&layout, chunks, target, together)?;
+        let (ring, free) = self.ring(&layout, (chunks, depth, by_gds), target, together)?;
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
-        let staging = Staging::new(chunks, io_bytes as usize, target.contexts().first().filter(|_| by_gds))?;
+        let context = target.contexts().first().filter(|_| by_gds);
+        let staging = Staging::new(chunks, io_bytes as usize, context, self.clear_slots)?;
         let bounce_bytes = if by_gds { u64::from(depth) * u64::from(io_bytes) } else { 0 };
         let gds = chosen.gds.clone().map(|cufile| {
             let smallest = if self.backend == Backend::Auto { GDS_SMALLEST } else { 0 };
@@ -330,6 +399,8 @@ impl LoaderBuilder {
         });
         let settings = Settings {
             batches,
+            rank: self.rank.clone(),
+            agreement: Agreement::new(self.fingerprint(), &self.order_settings(run, stand)),
             prefetch: ring.slots() as u32 - 1,
             queue_depth: depth,
             io_bytes,
@@ -346,6 +417,9 @@ impl LoaderBuilder {
             backend: settings.chosen.backend,
             queue_depth: depth,
             window,
+            clear: self.clear_slots,
+            limit: self.limit(io_bytes)?,
+            notes: self.notes(),
         };
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
@@ -364,6 +438,7 @@ impl LoaderBuilder {
             files,
             ring: Arc::clone(&ring),
             staging,
+            priority: self.io_priority,
             gds,
             setup,
             #[cfg(test)]
@@ -392,6 +467,46 @@ impl LoaderBuilder {
         })
     }
 
+    /// All that the order depends on beside the data, and that ranks have in common.
+    fn order_settings(&self, run: &Run, stand: Stand) -> Vec<(&'static str, String)> {
+        vec![
+            ("seed", run.seed.to_string()),
+            ("shuffle", run.shuffle.to_string()),
+            ("samples per epoch", run.samples.to_string()),
+            ("batch size", self.batch_size.to_string()),
+            ("world size", self.rank.world_size().to_string()),
+            ("last batch", self.last_batch.to_string()),
+            ("first epoch", stand.epoch.to_string()),
+            ("first position", stand.position.to_string()),
+        ]
+    }
+
+    fn limit(&mut self, io_bytes: u32) -> Result<Option<TokenBucket>> {
+        let Some(rate) = self.limit_rate else { return Ok(None) };
+        let Some(rate) = std::num::NonZeroU64::new(rate) else {
+            return Err(Error::argument("the limit is 0 bytes per second, so nothing would ever come"));
+        };
+        let clock: Box<dyn Clock> = Box::new(SystemClock::new());
+        #[cfg(test)]
+        let clock = self.clock.take().unwrap_or(clock);
+        Ok(Some(TokenBucket::new(rate, (rate.get() / 10).max(io_bytes.into()), clock)))
+    }
+
+    /// What there is to say of the settings before anything is read.
+    fn notes(&self) -> Vec<String> {
+        let Some(priority) = self.io_priority else { return Vec::new() };
+        let devices: std::collections::BTreeSet<u64> =
+            self.dataset.files().iter().map(|file| file.identity().device).collect();
+        let ignoring: std::collections::BTreeSet<String> =
+            devices.into_iter().filter_map(scheduler_of).filter(|name| !honours_priority(name)).collect();
+        let note = |name| {
+            format!(
+                "the I/O priority {priority} has no effect where the disk's I/O scheduler is {name}, as it is here"
+            )
+        };
+        ignoring.into_iter().map(note).collect()
+    }
+
     fn fingerprint(&self) -> &str {
         self.mixture.as_ref().map_or(self.dataset.fingerprint(), Mixture::fingerprint)
     }
@@ -417,7 +532,7 @@ impl LoaderBuilder {
     fn ring(
         &self,
         layout: &Layout,
-        chunks: u32,
+        (chunks, depth, by_gds): (u32, u32, bool),
         target: &Target,
         together: u64,
     ) -> Result<(Arc<Ring>, Receiver<Free>)> {
@@ -441,24 +556,40 @@ impl LoaderBuilder {
                     self.queue_depth
                 )));
             }
-            let ring_bytes = slots.saturating_mul(slot_bytes).saturating_mul(devices);
-            let needed = ring_bytes.saturating_add(u64::from(chunks) * u64::from(layout.io_bytes));
-            let made = match self.memory_limit.filter(|&limit| needed > limit) {
-                Some(limit) => Err(Error::new(
+            let ring_bytes = slots.saturating_mul(slot_bytes);
+            let io_bytes = u64::from(layout.io_bytes);
+            let (staging, bounce) = (u64::from(chunks) * io_bytes, u64::from(depth) * io_bytes);
+            // On the host, and on each GPU. cuFile's chunks are on the first.
+            let (host, device) = match (target, by_gds) {
+                (Target::Host, _) => (ring_bytes.saturating_add(staging), 0),
+                (Target::Cuda(_), false) => (staging, ring_bytes),
+                (Target::Cuda(_), true) => (bounce, ring_bytes.saturating_add(staging)),
+            };
+            let all = host.saturating_add(ring_bytes.saturating_mul(devices) * u64::from(device > 0));
+            let all = all.saturating_add(if by_gds { staging } else { 0 });
+            let limits = [
+                ("", all, self.memory_limit),
+                (" of host memory", host, self.host_memory_limit),
+                (" of memory on a GPU", device, self.device_memory_limit),
+            ];
+            let above =
+                limits.into_iter().find(|(_, needed, limit)| limit.is_some_and(|limit| *needed > limit));
+            let made = match above {
+                Some((of_what, needed, limit)) => Err(Error::new(
                     ErrorKind::OutOfMemory,
                     format!(
-                        "the loader needs {needed} bytes ({slots} slots of {slot_bytes} on {devices} devices and \
-                         {chunks} chunks of {}), the limit is {limit}",
-                        layout.io_bytes
+                        "the loader needs {needed} bytes{of_what} ({slots} slots of {slot_bytes} on {devices} devices and \
+                         {chunks} chunks of {io_bytes}), the limit is {}",
+                        limit.unwrap_or(0)
                     ),
                 )),
-                None => Ring::new(slots as usize, layout.slot_bytes, target.clone()),
+                None => Ring::new(slots as usize, layout.slot_bytes, target.clone(), self.clear_slots),
             };
             match made {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory && self.shrink_ring && prefetch > 1 => {
                     prefetch /= 2;
                 }
-                Err(error) if error.kind() == ErrorKind::OutOfMemory && self.memory_limit.is_none() => {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory && above.is_none() => {
                     let what =
                         format!("the ring needs {slots} slots of {slot_bytes} bytes (prefetch {prefetch})");
                     return Err(Error::new(ErrorKind::OutOfMemory, what).caused_by(error));

@@ -30,6 +30,7 @@ const MOST_FRUITLESS: u32 = 100;
 impl Pipeline {
     /// Starts planned reads while the queue has room.
     pub(super) fn start_reads(&mut self) {
+        self.put_off = None;
         while let Some(&token) = self.tokens.last() {
             let (number, index) = self.next;
             let Some(group) = self.groups.get((number - self.first_group) as usize) else { return };
@@ -42,14 +43,17 @@ impl Pipeline {
                 self.retire_plans();
                 continue;
             };
-            let chunk = match read.target {
-                Target::Slot(_) => None,
-                Target::Chunk { .. } => match self.staging.take() {
-                    Some(chunk) => Some(chunk),
-                    // All of them are being read into or copied from.
-                    None => return,
-                },
-            };
+            let staged = matches!(read.target, Target::Chunk { .. });
+            if staged && !self.staging.has_free() {
+                // All of them are being read into or copied from.
+                return;
+            }
+            if let Some(wait) = self.setup.limit.as_mut().and_then(|limit| limit.take(read.len.into()).err())
+            {
+                self.put_off = Some(wait);
+                return;
+            }
+            let chunk = if staged { self.staging.take() } else { None };
             self.tokens.pop();
             self.next = (number, index + 1);
             let flight = Flight {
@@ -152,7 +156,13 @@ impl Pipeline {
                 }
                 Err(error) => Err(error),
             },
-            Ok(false) => self.launch(token, flight),
+            Ok(false) => {
+                // The rest cannot wait behind reads that it was let through before.
+                if let Some(limit) = &mut self.setup.limit {
+                    limit.charge(u64::from(flight.read.len - flight.base));
+                }
+                self.launch(token, flight)
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = again {

@@ -5,7 +5,6 @@ mod builder;
 mod flight;
 mod pipeline;
 mod plan;
-#[allow(dead_code, reason = "the reading thread does not ask it yet")]
 mod rate;
 mod ring;
 mod staging;
@@ -27,6 +26,7 @@ pub use stats::NotDirect;
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
 use crate::cufile::Route;
 use crate::dataset::Dataset;
+use crate::launch::{Agreement, Rank};
 use crate::memory::Device;
 use crate::order::{Batches, Run, Stand, State};
 use crate::{Error, ErrorKind, Result};
@@ -90,6 +90,8 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) batches: Batches,
+    pub(crate) rank: Rank,
+    pub(crate) agreement: Agreement,
     pub(crate) prefetch: u32,
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
@@ -254,6 +256,18 @@ impl Loader {
     /// Samples delivered to this rank in a whole epoch, padding included.
     pub fn samples_per_epoch(&self) -> u64 {
         self.settings.batches.delivered()
+    }
+
+    /// Which rank of how many this loader feeds.
+    pub fn rank(&self) -> &Rank {
+        &self.settings.rank
+    }
+
+    /// A short value that is the same on all ranks if they feed from the same data, in the same order, from the same
+    /// place on. Loaders of one job on one host compare it when they are built; across hosts exchange it, and give
+    /// all of them to [`Agreement::check`].
+    pub fn agreement(&self) -> Agreement {
+        self.settings.agreement
     }
 
     /// How many batches are read ahead of the caller.

@@ -9,10 +9,11 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::flight::Flight;
 use super::plan::{Layout, Lot, Plan, Planner};
+use super::rate::TokenBucket;
 use super::ring::{Filling, Free, Ready, Ring};
 use super::staging::Staging;
 use super::stats::Stats;
-use crate::backend::{Backend, Completion, Reader};
+use crate::backend::{Address, Backend, Completion, Reader};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned};
 use crate::order::{Batches, Course, Stand};
@@ -53,6 +54,12 @@ pub(crate) struct Setup {
     pub(crate) queue_depth: u32,
     /// Positions whose samples are mixed with each other: their batches are read together, as far as slots allow.
     pub(crate) window: Option<u64>,
+    /// Whatever of a slot is not payload is zeroed before the batch is delivered.
+    pub(crate) clear: bool,
+    /// Limits the bytes that are asked of storage.
+    pub(crate) limit: Option<TokenBucket>,
+    /// What was found out when the loader was built and belongs in its report.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The channels and shared values of a pipeline.
@@ -108,6 +115,8 @@ pub(crate) struct Pipeline {
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) tokens: Vec<u32>,
     pub(super) done: Vec<Completion>,
+    /// The limit on bytes per second keeps the next read from starting, for so long.
+    pub(super) put_off: Option<Duration>,
     /// What went wrong, and the number of the slot whose batch cannot come. Batches before it are still delivered.
     failure: Option<(u64, Error)>,
     /// Dropped last, after every slot: a slot waits for the caller's streams.
@@ -162,6 +171,7 @@ impl Pipeline {
             flights: vec![None; depth],
             tokens: (0..depth as u32).rev().collect(),
             done: Vec::with_capacity(depth),
+            put_off: None,
             failure: None,
             ring,
             setup,
@@ -178,7 +188,7 @@ impl Pipeline {
             // Whatever happened, nothing stays in flight and no slot stays half filled.
             let drained = self.drain();
             let pinning = self.pinned.as_ref().and_then(Pinned::refused);
-            let notes = self.reader.notes().iter().map(String::as_str).chain(pinning);
+            let notes = self.setup.notes.iter().chain(self.reader.notes()).map(String::as_str).chain(pinning);
             self.links.stats.publish(self.files.passed_over(), notes);
             let last = match outcome.and(drained) {
                 Ok(()) => Delivery::End,
@@ -220,6 +230,8 @@ impl Pipeline {
             }
             if self.tokens.len() < self.flights.len() {
                 self.reap()?;
+            } else if let Some(wait) = self.put_off.take() {
+                self.wait_for_bytes(wait);
             } else if !self.filling.is_empty() {
                 // What keeps the next read from starting is that all chunks are being copied from.
                 if let Some(copier) = &mut self.copier {
@@ -301,6 +313,17 @@ impl Pipeline {
             default(patience) => {}
         }
         true
+    }
+
+    /// Waits until the limit lets the next read through, or something is asked of this thread.
+    fn wait_for_bytes(&self, wait: Duration) {
+        let Some(limit) = &self.setup.limit else { return };
+        select! {
+            // A start cannot come before this epoch has ended, and the loop sees that it was cancelled, or that the
+            // loader is gone: its drop cancels before it lets go of the channel.
+            recv(self.links.commands) -> _ => {}
+            recv(limit.after(wait)) -> _ => {}
+        }
     }
 
     /// Reads that are planned and not yet started.
@@ -420,12 +443,24 @@ impl Pipeline {
     /// Marks, on the devices, the points at which a batch is there.
     fn send_off(&self, slot: &Filling) -> Result<()> {
         let info = slot.info();
-        let (Some(copier), Some(events)) = (&self.copier, &info.events) else { return Ok(()) };
-        let rows = info.samples.len() as u64;
+        let (rows, slot_bytes) = (info.samples.len() as u64, self.ring.slot_bytes());
         let columns = self.setup.layout.columns.iter();
         let parts = info.starts.iter().zip(columns);
         let parts = parts.map(|(&start, region)| (start, (rows * region.sample_bytes) as usize));
-        copier.finish(self.ring.buffers(), self.ring.offset(slot.index()) as u64, parts, events)
+        // Between the parts, before the first and after the last.
+        let ends = parts.clone().map(|(start, len)| start + len);
+        let edges =
+            std::iter::once(0).chain(ends).zip(parts.clone().map(|(start, _)| start).chain([slot_bytes]));
+        let gaps = edges.map(|(from, until)| (from, until - from)).filter(|_| self.setup.clear);
+        let offset = self.ring.offset(slot.index());
+        if let Address::Host(ring) = self.ring.memory() {
+            for (from, len) in gaps.clone() {
+                // SAFETY: the range lies in this slot, which is filling, and no read of it is in flight any more.
+                unsafe { ring.add(offset + from).write_bytes(0, len) };
+            }
+        }
+        let (Some(copier), Some(events)) = (&self.copier, &info.events) else { return Ok(()) };
+        copier.finish(self.ring.buffers(), offset as u64, parts, gaps, events)
     }
 
     /// Waits for every read and copy in flight, and takes back the slots that are not whole.
@@ -451,7 +486,7 @@ impl Pipeline {
         self.first_group += self.groups.len() as u64;
         self.next = (self.first_group, 0);
         self.idle.extend(self.groups.drain(..).map(|group| group.plan));
-        self.failure = None;
+        (self.failure, self.put_off) = (None, None);
         self.spare.extend(self.filling.drain(..).map(|fill| fill.slot.abandon()));
         copied
     }

@@ -4,9 +4,14 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+
 /// Tells the time that has passed since some start. It should not go backwards.
-pub(crate) trait Clock: Send {
+pub(crate) trait Clock: Send + fmt::Debug {
     fn now(&self) -> Duration;
+
+    /// A channel that has a message when so much time has passed.
+    fn after(&self, wait: Duration) -> Receiver<Instant>;
 }
 
 /// The time since it was made.
@@ -22,6 +27,10 @@ impl SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
+    }
+
+    fn after(&self, wait: Duration) -> Receiver<Instant> {
+        crossbeam_channel::after(wait)
     }
 }
 
@@ -68,6 +77,18 @@ impl TokenBucket {
         }
         // Rounded up: a nanosecond less would not do.
         Err(nanoseconds(missing.unsigned_abs().div_ceil(self.rate.get().into())))
+    }
+
+    /// Takes `bytes` that cannot be put off: what is missing is a debt.
+    pub(crate) fn charge(&mut self, bytes: u64) {
+        self.refill();
+        // No more than a caller could ever pay back.
+        self.level = (self.level - i128::from(bytes) * PARTS).max(-(i128::from(u64::MAX) * PARTS));
+    }
+
+    /// A channel that has a message when so much of the bucket's time has passed.
+    pub(crate) fn after(&self, wait: Duration) -> Receiver<Instant> {
+        self.clock.after(wait)
     }
 
     fn refill(&mut self) {
@@ -127,6 +148,12 @@ mod tests {
     impl Clock for FakeClock {
         fn now(&self) -> Duration {
             *self.0.lock().unwrap()
+        }
+
+        /// The time passes at once.
+        fn after(&self, wait: Duration) -> Receiver<Instant> {
+            *self.0.lock().unwrap() += wait;
+            crossbeam_channel::after(Duration::ZERO)
         }
     }
 

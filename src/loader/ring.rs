@@ -87,11 +87,14 @@ pub(crate) struct Lent {
 }
 
 impl Ring {
-    /// Allocates `slots` slots of `slot_bytes` on every device. All of them wait in the channel that is returned.
+    /// Allocates `slots` slots of `slot_bytes` on every device. All of them wait in the channel that is returned. With
+    /// `wipe` nobody who gets the memory of a device later finds anything in it; the host's goes back to the kernel,
+    /// which sees to that.
     pub(crate) fn new(
         slots: usize,
         slot_bytes: usize,
         target: Target,
+        wipe: bool,
     ) -> Result<(Arc<Ring>, Receiver<Free>)> {
         let (home, free) = bounded(slots);
         for index in 0..slots {
@@ -106,7 +109,10 @@ impl Ring {
         let memory = match &target {
             Target::Host => Memory::Host(HostMapping::new(bytes)?),
             Target::Cuda(contexts) => Memory::Cuda(
-                contexts.iter().map(|it| CudaBuffer::new(it, bytes).map(Arc::new)).collect::<Result<_>>()?,
+                contexts
+                    .iter()
+                    .map(|it| CudaBuffer::new(it, bytes).map(|buffer| Arc::new(buffer.wiped(wipe))))
+                    .collect::<Result<_>>()?,
             ),
         };
         let (lent, process) = (AtomicUsize::new(0), std::process::id());

@@ -24,12 +24,18 @@ enum Memory {
 }
 
 impl Staging {
-    /// Allocates the chunks, at least one: on the GPU of `context`, if there is one, else in host memory.
-    pub(crate) fn new(chunks: u32, chunk_bytes: usize, context: Option<&Arc<Context>>) -> Result<Staging> {
+    /// Allocates the chunks, at least one: on the GPU of `context`, if there is one, else in host memory. `wipe` as for
+    /// the ring.
+    pub(crate) fn new(
+        chunks: u32,
+        chunk_bytes: usize,
+        context: Option<&Arc<Context>>,
+        wipe: bool,
+    ) -> Result<Staging> {
         let bytes = (chunks as usize).saturating_mul(chunk_bytes);
         let memory = match context {
             None => Memory::Host(HostMapping::new(bytes)?),
-            Some(context) => Memory::Cuda(Arc::new(CudaBuffer::new(context, bytes)?)),
+            Some(context) => Memory::Cuda(Arc::new(CudaBuffer::new(context, bytes)?.wiped(wipe))),
         };
         Ok(Staging { memory, chunks, chunk_bytes, free: (0..chunks).rev().collect() })
     }
@@ -68,6 +74,10 @@ impl Staging {
     /// The size of all chunks in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.chunks) * self.chunk_bytes as u64
+    }
+
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
     }
 
     pub(crate) fn take(&mut self) -> Option<u32> {

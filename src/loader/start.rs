@@ -12,7 +12,7 @@ use super::staging::Staging;
 use crate::backend::{Backend, GdsReader, GdsSettings, PoolReader, Reader, Region, UringReader};
 use crate::cufile::{Driver, Route};
 use crate::memory::cuda::{Copier, Pinned};
-use crate::storage::FileTable;
+use crate::storage::{FileTable, IoPriority, apply_priority};
 use crate::{Error, ErrorKind, Result};
 
 /// All that the reading thread is given.
@@ -23,6 +23,8 @@ pub(super) struct Start {
     pub(super) files: FileTable,
     pub(super) ring: Arc<Ring>,
     pub(super) staging: Staging,
+    /// That of the reading thread, and of those that read for it.
+    pub(super) priority: Option<IoPriority>,
     /// For the backend `gds`.
     pub(super) gds: Option<((Driver, Route), GdsSettings)>,
     #[cfg(test)]
@@ -57,7 +59,9 @@ impl Start {
 
     /// Makes the reader here, since the ring of io_uring belongs to the thread that makes it.
     fn pipeline(self) -> Result<Pipeline> {
-        let Start { setup, links, files, ring, staging, gds, .. } = self;
+        let Start { setup, links, files, ring, staging, priority, gds, .. } = self;
+        // First of all: what is started from here on inherits it.
+        priority.map_or(Ok(()), apply_priority)?;
         let on_host = |region: &Region| region.start.host().is_some();
         let regions: Vec<Region> = ring.regions().chain(staging.regions()).filter(on_host).collect();
         let first = ring.target().contexts().first();

@@ -4,7 +4,6 @@
 mod direct;
 mod identity;
 mod listing;
-#[allow(dead_code, reason = "no thread sets its priority yet")]
 mod priority;
 mod residency;
 mod table;
@@ -15,5 +14,6 @@ pub use identity::FileIdentity;
 pub(crate) use identity::open_regular;
 pub(crate) use listing::{expand, matching};
 pub use priority::IoPriority;
+pub(crate) use priority::{apply as apply_priority, honours_priority, scheduler_of};
 pub use residency::{Residency, evict, residency};
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};

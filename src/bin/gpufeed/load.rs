@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use gpufeed::{Batch, ColumnView, Dtype, Loader};
+use gpufeed::{Batch, ColumnView, Dtype, Loader, State};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::options::{DatasetArgs, LoaderArgs};
+use crate::loading::LoaderArgs;
+use crate::options::DatasetArgs;
 use crate::{interrupt, output};
 
 #[derive(Debug, Args)]
@@ -31,9 +32,37 @@ pub(crate) struct Load {
     /// Print the first N batches: their samples and the first values of each column.
     #[arg(long, value_name = "N", default_value_t = 0)]
     show: u64,
+    /// Go on from the state in this file, which --state-out wrote. World size and batch size may be others than they were.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Write the state of the run to this file when it ends, is interrupted, or fails.
+    #[arg(long, value_name = "FILE")]
+    state_out: Option<PathBuf>,
+    /// Write it after every N batches as well.
+    #[arg(long, value_name = "N", requires = "state_out", value_parser = clap::value_parser!(u64).range(1..))]
+    state_every: Option<u64>,
+    /// End after N batches, wherever the epoch is.
+    #[arg(long, value_name = "N")]
+    max_batches: Option<u64>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// Where what was delivered goes, and how far that has come.
+struct Sinks<'a> {
+    digest: Option<Sha256>,
+    order: Option<(&'a PathBuf, BufWriter<File>)>,
+    state: State,
+}
+
+impl Sinks<'_> {
+    fn flush(&mut self) -> anyhow::Result<()> {
+        match &mut self.order {
+            Some((path, order)) => order.flush().with_context(|| format!("{}: cannot write", path.display())),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +81,8 @@ impl Load {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         // The clock includes opening files, allocating memory and starting threads: a user waits for those too.
         let (start, cpu_start) = (Instant::now(), output::cpu_seconds());
-        let dataset = self.dataset.open()?;
-        let mut loader = self.loader.build(dataset)?;
+        let resume = self.resume.as_ref().map(State::read).transpose()?;
+        let mut loader = self.loader.build(&self.dataset, resume)?;
         interrupt::stops(loader.stop_handle());
 
         let mut totals = Totals {
@@ -61,27 +90,61 @@ impl Load {
             setup_cpu_seconds: output::cpu_seconds() - cpu_start,
             ..Totals::default()
         };
-        let mut digest = self.digest.then(Sha256::new);
-        let mut order = match &self.order_out {
-            Some(path) => Some(BufWriter::new(
-                File::create(path).with_context(|| format!("{}: cannot create it", path.display()))?,
-            )),
-            None => None,
+        let mut sinks = Sinks {
+            digest: self.digest.then(Sha256::new),
+            order: match &self.order_out {
+                Some(path) => Some((
+                    path,
+                    BufWriter::new(
+                        File::create(path)
+                            .with_context(|| format!("{}: cannot create it", path.display()))?,
+                    ),
+                )),
+                None => None,
+            },
+            state: loader.state(),
         };
-        let mut buffers = Vec::new();
         let progress = self.progress(&loader);
-        for epoch in 0..self.loader.epochs {
-            for batch in loader.epoch(epoch)? {
+        let outcome = self.epochs(&mut loader, &mut totals, &mut sinks, &progress);
+        progress.finish_and_clear();
+        // Whatever ended the run, what was delivered is on record.
+        let kept = sinks.flush().and_then(|()| self.keep(&sinks.state));
+        outcome?;
+        kept?;
+        totals.seconds = start.elapsed().as_secs_f64();
+        totals.cpu_seconds = output::cpu_seconds() - cpu_start;
+        let digest = sinks.digest.take().map(|digest| hex(&digest.finalize()));
+        if self.json {
+            output::json(&self.as_json(&loader, &totals, &sinks.state, digest))
+        } else {
+            self.as_text(&loader, &totals, &sinks.state, digest);
+            Ok(())
+        }
+    }
+
+    /// Goes through the epochs, from where the loader stands on.
+    fn epochs(
+        &self,
+        loader: &mut Loader,
+        totals: &mut Totals,
+        sinks: &mut Sinks<'_>,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let mut buffers = Vec::new();
+        let most = self.max_batches.unwrap_or(u64::MAX);
+        while loader.state().epoch() < self.loader.epochs && totals.batches < most {
+            for batch in loader.next_epoch()? {
                 let batch = batch?;
                 if totals.batches < self.show {
                     progress.suspend(|| self.print(&batch))?;
                 }
-                if let Some(digest) = &mut digest {
+                if let Some(digest) = &mut sinks.digest {
                     hash(digest, &batch, &mut buffers)?;
                 }
-                if let Some(order) = &mut order {
+                if let Some((path, order)) = &mut sinks.order {
                     for sample in batch.samples() {
-                        writeln!(order, "{sample}")?;
+                        writeln!(order, "{sample}")
+                            .with_context(|| format!("{}: cannot write", path.display()))?;
                     }
                 }
                 let bytes: usize = batch.columns().map(|column| column.size_bytes()).sum();
@@ -89,25 +152,34 @@ impl Load {
                 totals.batches += 1;
                 totals.bytes += bytes as u64;
                 progress.inc(bytes as u64);
+                sinks.state = batch.state();
+                if self.state_every.is_some_and(|every| totals.batches.is_multiple_of(every)) {
+                    sinks.flush()?;
+                    self.keep(&sinks.state)?;
+                }
+                if totals.batches == most {
+                    break;
+                }
+            }
+            // An epoch without a batch has gone by too.
+            if totals.batches < most {
+                sinks.state = loader.state();
             }
         }
-        totals.seconds = start.elapsed().as_secs_f64();
-        totals.cpu_seconds = output::cpu_seconds() - cpu_start;
-        progress.finish_and_clear();
-        if let Some(mut order) = order {
-            order.flush().context("cannot write the order")?;
-        }
-        let digest = digest.map(|digest| hex(&digest.finalize()));
-        if self.json {
-            output::json(&self.as_json(&loader, &totals, digest))
-        } else {
-            self.as_text(&loader, &totals, digest);
-            Ok(())
+        Ok(())
+    }
+
+    fn keep(&self, state: &State) -> anyhow::Result<()> {
+        match &self.state_out {
+            Some(path) => Ok(state.write(path)?),
+            None => Ok(()),
         }
     }
 
     fn progress(&self, loader: &Loader) -> ProgressBar {
-        let bytes = loader.samples_per_epoch() * loader.dataset().sample_bytes() * self.loader.epochs;
+        let epochs = self.loader.epochs.saturating_sub(loader.state().epoch());
+        let bytes = loader.samples_per_epoch().saturating_mul(loader.dataset().sample_bytes());
+        let bytes = bytes.saturating_mul(epochs);
         let bar = ProgressBar::new(bytes); // to standard error, and hidden where that is no terminal
         let style = ProgressStyle::with_template(
             "{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
@@ -139,7 +211,7 @@ impl Load {
         Ok(())
     }
 
-    fn as_json(&self, loader: &Loader, totals: &Totals, digest: Option<String>) -> Value {
+    fn as_json(&self, loader: &Loader, totals: &Totals, state: &State, digest: Option<String>) -> Value {
         let (report, memory) = (loader.report(), loader.memory());
         let (gb_per_s, gib_per_s) = output::rates(totals.bytes, totals.seconds);
         let ways: Map<String, Value> =
@@ -180,6 +252,11 @@ impl Load {
             "bytes_by_way": ways,
             "bytes_read": report.bytes_read,
             "epochs": self.loader.epochs,
+            "rank": loader.rank().rank(),
+            "world_size": loader.rank().world_size(),
+            "launcher": loader.rank().launcher().map(|launcher| launcher.name()),
+            "agreement": loader.agreement().to_string(),
+            "state": state,
         });
         if let Some(digest) = digest {
             all["digest"] = digest.into();
@@ -187,7 +264,7 @@ impl Load {
         all
     }
 
-    fn as_text(&self, loader: &Loader, totals: &Totals, digest: Option<String>) {
+    fn as_text(&self, loader: &Loader, totals: &Totals, state: &State, digest: Option<String>) {
         let (report, memory) = (loader.report(), loader.memory());
         let (gb_per_s, gib_per_s) = output::rates(totals.bytes, totals.seconds);
         println!(
@@ -199,6 +276,12 @@ impl Load {
             totals.seconds,
             totals.cpu_seconds
         );
+        if loader.rank().world_size() > 1 {
+            println!("{}, agreement {}", loader.rank(), loader.agreement());
+        }
+        if state.position() > 0 {
+            println!("stands at position {} of epoch {}", state.position(), state.epoch());
+        }
         let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
         println!("device {}: {}", devices.join(","), report.device_reason);
         println!("backend {}: {}", report.backend, report.backend_reason);

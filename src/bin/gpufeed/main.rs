@@ -4,6 +4,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod load;
+mod loading;
 mod options;
 mod output;
 mod selftest;

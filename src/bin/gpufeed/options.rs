@@ -1,9 +1,9 @@
 //! Flags that several verbs share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use gpufeed::{Backend, Dataset, Device, Format, LastBatch, Loader, OpenOptions, Shuffle};
+use gpufeed::{Dataset, Format, OpenOptions};
 
 /// Which files, and what they are.
 #[derive(Debug, Args)]
@@ -28,6 +28,11 @@ enum FormatArg {
 
 impl DatasetArgs {
     pub(crate) fn open(&self) -> gpufeed::Result<Dataset> {
+        self.open_at(&self.path)
+    }
+
+    /// Another dataset of the same format.
+    pub(crate) fn open_at(&self, path: &Path) -> gpufeed::Result<Dataset> {
         let mut options = OpenOptions::new();
         options = match self.format {
             FormatArg::Auto => options,
@@ -37,75 +42,7 @@ impl DatasetArgs {
         if let Some(bytes) = self.record_bytes {
             options = options.record_bytes(bytes);
         }
-        options.open(&self.path)
-    }
-}
-
-/// How to load.
-#[derive(Debug, Args)]
-pub(crate) struct LoaderArgs {
-    /// Where batches are delivered: auto, host or cuda:N; `auto` takes the first GPU when there is one. Several GPUs
-    /// (cuda:0,cuda:1) each get every batch, which is read once.
-    #[arg(long, default_value = "auto", value_delimiter = ',')]
-    device: Vec<Device>,
-    /// The way to read: auto, gds, uring, pread or page-cache.
-    #[arg(long, default_value_t = Backend::Auto)]
-    backend: Backend,
-    /// Fail where reads would not go straight from storage into GPU memory.
-    #[arg(long)]
-    require_gds: bool,
-    /// Samples in a batch.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    batch_size: u64,
-    /// Epochs to run.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) epochs: u64,
-    /// How the samples of an epoch are mixed: none or full.
-    #[arg(long, default_value_t = Shuffle::None)]
-    shuffle: Shuffle,
-    /// The seed of the shuffle.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// What becomes of samples that do not fill a batch: drop, pad or short.
-    #[arg(long, default_value_t = LastBatch::Drop)]
-    last_batch: LastBatch,
-    /// Batches read ahead. [default: what makes 32 MiB, from 2 to 16]
-    #[arg(long, value_name = "N")]
-    prefetch: Option<u32>,
-    /// Reads in flight at once; for pread and page-cache that many threads.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    queue_depth: u32,
-    /// The most bytes that one read asks for.
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
-    io_bytes: u64,
-    /// If the ring does not fit into the memory of the GPU, take half the prefetch depth, down to 1.
-    #[arg(long)]
-    shrink_ring: bool,
-    /// Refuse to start if the ring and the staging memory would take more than this.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    memory_limit: Option<u64>,
-}
-
-impl LoaderArgs {
-    pub(crate) fn build(&self, dataset: Dataset) -> gpufeed::Result<Loader> {
-        let mut builder = Loader::builder(dataset)
-            .devices(&self.device)
-            .shrink_ring(self.shrink_ring)
-            .require_gds(self.require_gds)
-            .backend(self.backend)
-            .batch_size(self.batch_size)
-            .shuffle(self.shuffle)
-            .seed(self.seed)
-            .last_batch(self.last_batch)
-            .queue_depth(self.queue_depth)
-            .io_bytes(self.io_bytes);
-        if let Some(batches) = self.prefetch {
-            builder = builder.prefetch(batches);
-        }
-        if let Some(bytes) = self.memory_limit {
-            builder = builder.memory_limit(bytes);
-        }
-        builder.build()
+        options.open(path)
     }
 }
 

@@ -13,6 +13,8 @@ pub(crate) struct CudaBuffer {
     start: sys::CUdeviceptr,
     len: usize,
     context: Arc<Context>,
+    /// Zeroed before it is freed, so that whoever gets the memory next finds nothing in it.
+    wipe: bool,
 }
 
 impl CudaBuffer {
@@ -26,7 +28,7 @@ impl CudaBuffer {
         let allocated = unsafe { result::malloc_sync(len) };
         drop(entered);
         match allocated {
-            Ok(start) => Ok(CudaBuffer { start, len, context: Arc::clone(context) }),
+            Ok(start) => Ok(CudaBuffer { start, len, context: Arc::clone(context), wipe: false }),
             Err(error) => {
                 let ordinal = context.ordinal();
                 let error = failed(format!("cannot allocate {len} bytes on device cuda:{ordinal}"), error);
@@ -39,6 +41,12 @@ impl CudaBuffer {
                 }
             }
         }
+    }
+
+    /// Has the memory zeroed before it is freed.
+    pub(crate) fn wiped(mut self, wipe: bool) -> Self {
+        self.wipe = wipe;
+        self
     }
 
     pub(crate) fn start(&self) -> u64 {
@@ -58,6 +66,10 @@ impl Drop for CudaBuffer {
     fn drop(&mut self) {
         // In a forked child the memory is the parent's; on a lost device there is nothing left to free.
         let Ok(_entered) = self.context.enter() else { return };
+        if self.wipe {
+            // SAFETY: the whole allocation, on which nobody has work any more, as said below. The free waits for it.
+            let _ = unsafe { result::memset_d8_sync(self.start, 0, self.len) };
+        }
         // SAFETY: `start` came from `malloc_sync` in this context and is freed only here. Whoever had work on it in
         // a stream has waited for that work before letting go of the buffer.
         let _ = unsafe { result::free_sync(self.start) };

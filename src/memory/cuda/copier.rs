@@ -219,18 +219,23 @@ impl Copier {
     }
 
     /// Every copy of a batch is queued: takes the parts of the slot (start, length) that hold it to the further
-    /// devices, and marks the points where it is there. `slots` is where the slot starts in each device's buffer.
+    /// devices, and marks the points where it is there. `gaps` are other parts of the slot, which are zeroed on every
+    /// device before that. `start` is where the slot starts in each device's buffer.
     pub(crate) fn finish(
         &self,
         buffers: &[Arc<CudaBuffer>],
         start: u64,
         parts: impl Iterator<Item = (usize, usize)> + Clone,
+        gaps: impl Iterator<Item = (usize, usize)> + Clone,
         slot: &SlotEvents,
     ) -> Result<()> {
+        zero(&self.stream, &buffers[0], start, gaps.clone())?;
         slot.ready[0].record(&self.stream)?;
         for (device, stream) in self.further.iter().enumerate().map(|(i, stream)| (i + 1, stream)) {
             stream.wait(&slot.ready[0])?;
             let (to, from) = (&buffers[device], &buffers[0]);
+            // What used the slot here is over when it is filled on the first device.
+            zero(stream, to, start, gaps.clone())?;
             let entered = stream.context().enter()?;
             for (part, len) in parts.clone() {
                 let offset = start + part as u64;
@@ -253,4 +258,25 @@ impl Copier {
         }
         Ok(())
     }
+}
+
+/// Queues the zeroing of parts (start, length) of the slot that starts at byte `start` of a buffer, and is being filled.
+fn zero(
+    stream: &Stream,
+    buffer: &CudaBuffer,
+    start: u64,
+    parts: impl Iterator<Item = (usize, usize)>,
+) -> Result<()> {
+    let mut parts = parts.filter(|(_, len)| *len > 0).peekable();
+    if parts.peek().is_none() {
+        return Ok(());
+    }
+    let _entered = stream.context().enter()?;
+    for (part, len) in parts {
+        // SAFETY: the part lies in a slot of the buffer, which the pipeline owns until the batch is handed on, and the
+        // stream has waited for what used it before.
+        unsafe { result::memset_d8_async(buffer.start() + start + part as u64, 0, len, stream.raw()) }
+            .map_err(|e| failed("memory of a slot cannot be zeroed", e))?;
+    }
+    Ok(())
 }
