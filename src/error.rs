@@ -20,9 +20,13 @@ pub enum ErrorKind {
     Unsupported,
     /// A file is not the one that was indexed: it was replaced, truncated or written to. Index the dataset again.
     Changed,
+    /// A path leads out of the root that the dataset must lie below, by its name or by a symbolic link. Correct the
+    /// path or the link, or do not trust who made it.
+    OutsideRoot,
     /// The operating system refused or failed an operation on a file.
     Io,
-    /// A backend that was named by the caller does not work here. The message says why.
+    /// A backend that was named by the caller, or what a root needs of the kernel, does not work here. The message
+    /// says why.
     Unavailable,
     /// Memory that is needed, of the host or of a device, does not fit into what there is or may be used.
     OutOfMemory,

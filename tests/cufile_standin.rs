@@ -108,6 +108,34 @@ fn auto_takes_gds_where_it_is_direct_and_says_by_which_route() {
 }
 
 #[test]
+fn below_a_root_gds_is_passed_over_and_refused_since_cufile_opens_files_by_their_names() {
+    over_standin!(&[NVFS], || {
+        let data = Data::new(64 << 10, 20);
+        let free = data.dataset();
+        let numbers = free.files().last().unwrap().path();
+        let builder = Dataset::builder().root(numbers.parent().unwrap());
+        let dataset = Arc::new(builder.records("x", numbers, Dtype::U64, &[]).build().unwrap());
+        let loader = || Loader::builder(Arc::clone(&dataset)).device(GPU).batch_size(20);
+        let mut loaded = loader().build().unwrap();
+        for batch in loaded.epoch(0).unwrap() {
+            let mut bytes = Vec::new();
+            batch.unwrap().column("x").unwrap().copy_to_host(&mut bytes).unwrap();
+            assert_eq!(bytes, (0..20).flat_map(u64::to_le_bytes).collect::<Vec<_>>());
+        }
+        let report = loaded.report();
+        assert_ne!(report.backend, Backend::Gds);
+        assert_eq!(report.passed_over[0].backend, Backend::Gds);
+        assert!(report.passed_over[0].reason.contains("below the root"), "{report:?}");
+        for builder in [loader().backend(Backend::Gds), loader().require_gds(true)] {
+            let error = builder.build().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("below the root"), "{error}");
+        }
+        assert_eq!(called(c"cuFileHandleRegister"), 0);
+    });
+}
+
+#[test]
 fn small_reads_and_shards_in_the_page_cache_do_not_go_through_cufile() {
     over_standin!(&[NVFS], || {
         let data = Data::new(4096, 100);

@@ -1,4 +1,5 @@
 //! Where the kernel or a container refuses io_uring or locked memory: it works all the same, and says why it had to.
+//! Where it refuses what a root needs: it does not work, and says why.
 #![cfg(feature = "cli")]
 
 mod common;
@@ -14,15 +15,20 @@ fn digits() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/digits").to_str().unwrap().into()
 }
 
-/// Has every call of io_uring answered with `errno` from here on, as the seccomp profile of a container does.
+/// Has every call of io_uring answered with `errno` from here on.
 fn refuse_io_uring(errno: u32) -> io::Result<()> {
+    // io_uring_setup, _enter and _register: 425 to 427 on every architecture.
+    refuse(425, 427, errno)
+}
+
+/// Has the system calls of these numbers answered with `errno` from here on, as the seccomp profile of a container does.
+fn refuse(first: u32, last: u32, errno: u32) -> io::Result<()> {
     const NUMBER: u32 = 0; // the offset of `nr` in `seccomp_data`
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    // io_uring_setup, _enter and _register: 425 to 427 on every architecture.
     let filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 425, 0, 2),
-        statement(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 427, 1, 0),
+        statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, first, 0, 2),
+        statement(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, last, 1, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno, 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
@@ -183,4 +189,26 @@ fn with_no_limit_on_locked_memory_there_is_nothing_to_note() {
     let (status, found, stderr) = load(&["--backend", "uring"], unlimited);
     assert_eq!(status, 0, "{stderr}");
     assert_eq!(found.unwrap()["notes"], serde_json::json!([]));
+}
+
+#[test]
+fn a_root_is_an_error_where_openat2_is_refused_and_never_done_without() {
+    const OPENAT2: u32 = 437; // on every architecture
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets");
+    let root = root.to_str().unwrap();
+    for (errno, words) in [(libc::EPERM, "os error 1"), (libc::ENOSYS, "os error 38")] {
+        let prepare = move || refuse(OPENAT2, OPENAT2, errno as u32);
+        let (status, found, stderr) = load(&["--root", root], prepare);
+        assert_eq!((status, found), (1, None), "{stderr}");
+        for words in [root, words, "openat2 (Linux 5.6)"] {
+            assert!(stderr.contains(words), "{stderr}");
+        }
+        // Without a root, nothing asks for it.
+        let (status, found, stderr) = load(&[], prepare);
+        assert_eq!(status, 0, "{stderr}");
+        assert_eq!(found.unwrap()["digest"], plain_digest());
+    }
+    let (status, found, stderr) = load(&["--root", root], || Ok(()));
+    assert_eq!(status, 0, "{stderr}");
+    assert_eq!(found.unwrap()["digest"], plain_digest());
 }

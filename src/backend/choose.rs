@@ -69,6 +69,8 @@ pub(crate) struct Wanted<'c> {
     pub(crate) context: Option<&'c Arc<Context>>,
     /// Nothing but GDS that is really direct will do.
     pub(crate) require_gds: bool,
+    /// Files may be opened only below a root.
+    pub(crate) below_root: bool,
 }
 
 /// The backend that is used, why, and why not those before it.
@@ -146,6 +148,14 @@ fn best(passed_over: &[Unavailable]) -> String {
 
 /// Opens cuFile for the GPU that reads land on. With `require_gds`, only where it is really direct.
 fn gds(wanted: Wanted<'_>) -> Result<(Driver, Route)> {
+    if wanted.below_root {
+        // Seen in 1.14 and 1.20: it asks /proc for the name of a descriptor's file, and opens what has that name now.
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            "cuFile opens each file once more by its name, which nothing keeps below the root of the dataset",
+        )
+        .by("gds"));
+    }
     let Some(context) = wanted.context else {
         return Err(Error::argument("GDS reads into GPU memory; name a GPU to deliver to (cuda:N)"));
     };
@@ -167,7 +177,7 @@ mod tests {
     use super::*;
 
     fn wanted(backend: Backend) -> Wanted<'static> {
-        Wanted { backend, context: None, require_gds: false }
+        Wanted { backend, context: None, require_gds: false, below_root: false }
     }
 
     #[test]
@@ -185,6 +195,17 @@ mod tests {
         }
         let both = Wanted { require_gds: true, ..wanted(Backend::Pread) };
         assert_eq!(choose(both).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn gds_is_not_used_below_a_root() {
+        let named = Wanted { below_root: true, ..wanted(Backend::Gds) };
+        for wanted in [named, Wanted { backend: Backend::Auto, require_gds: true, ..named }] {
+            let error = choose(wanted).unwrap_err();
+            assert_eq!((error.kind(), error.backend()), (ErrorKind::Unavailable, Some("gds")));
+            assert!(error.to_string().contains("below the root"), "{error}");
+        }
+        assert!(choose(Wanted { backend: Backend::Auto, ..named }).is_ok());
     }
 
     #[test]

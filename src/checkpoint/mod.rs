@@ -208,7 +208,12 @@ impl CheckpointFile {
         {
             return Ok(chosen.clone());
         }
-        let wanted = Wanted { backend: self.options.backend, context, require_gds: self.options.require_gds };
+        let wanted = Wanted {
+            backend: self.options.backend,
+            context,
+            require_gds: self.options.require_gds,
+            below_root: false,
+        };
         let chosen = choose(wanted)?;
         self.chosen = Some((device, chosen.clone()));
         Ok(chosen)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cufile_sys::{CUfileDescr_t, CUfileHandle_t, CUfileIOVec_t, CUfileOpError, decode_return, sym};
 
 use super::{Driver, RegisteredBuffer, check, io_failed, offset};
-use crate::storage::open_regular;
+use crate::storage::Opener;
 use crate::{Error, ErrorKind, Result};
 
 /// A file registered with cuFile.
@@ -39,9 +39,10 @@ impl FileHandle {
     /// The file cannot be opened, or cuFile refuses it: then the error says what that usually means.
     pub fn open(driver: &Driver, path: impl AsRef<Path>) -> Result<FileHandle> {
         let path = path.as_ref();
-        let file = match open_regular(path, libc::O_DIRECT) {
+        let opener = Opener::default();
+        let file = match opener.open_regular(path, libc::O_DIRECT) {
             Ok((file, _)) => file,
-            Err(_) => open_regular(path, 0)?.0,
+            Err(_) => opener.open_regular(path, 0)?.0,
         };
         FileHandle::register(driver, file, path)
     }

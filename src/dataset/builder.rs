@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::index::{Column, Dataset, Format, ShardFile};
 use super::{Dtype, npy};
-use crate::storage::{FileIdentity, expand, open_regular};
+use crate::storage::{FileIdentity, Opener, expand};
 use crate::{Error, ErrorKind, Result};
 
 /// The shards of one column: a folder, file or pattern, or a list of files in an order of the caller's choice.
@@ -44,9 +44,9 @@ impl From<Vec<PathBuf>> for Shards {
 }
 
 impl Shards {
-    pub(crate) fn list(self) -> Result<Vec<PathBuf>> {
+    pub(crate) fn list(self, opener: &Opener) -> Result<Vec<PathBuf>> {
         match self.0 {
-            Source::Named(path) => expand(&path, super::manifest::FILE_NAME),
+            Source::Named(path) => expand(opener, &path, super::manifest::FILE_NAME),
             Source::Listed(paths) => Ok(paths),
         }
     }
@@ -87,6 +87,7 @@ pub(crate) enum Layout {
 #[derive(Debug, Clone, Default)]
 pub struct DatasetBuilder {
     parts: Vec<Part>,
+    root: Option<PathBuf>,
 }
 
 impl DatasetBuilder {
@@ -111,19 +112,36 @@ impl DatasetBuilder {
         self
     }
 
+    /// Files are opened only below this folder, as [`OpenOptions::root`](super::OpenOptions::root) says.
+    #[must_use]
+    pub fn root(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.root = Some(folder.into());
+        self
+    }
+
     /// Looks at every file (headers only) and puts the columns together.
     ///
     /// # Errors
     /// A file is missing, not regular, empty, malformed, or does not fit the others; columns differ in length or
-    /// share a name; there is no sample. The error names the file.
+    /// share a name; there is no sample; or one leads out of the root. The error names the file.
     pub fn build(self) -> Result<Dataset> {
-        let parts = self.parts.into_iter().map(|part| column(part.name, part.shards.list()?, part.layout));
-        Dataset::assemble(parts.collect::<Result<_>>()?)
+        let opener = Opener::below(self.root.as_deref())?;
+        let parts = self
+            .parts
+            .into_iter()
+            .map(|part| column(&opener, part.name, part.shards.list(&opener)?, part.layout))
+            .collect::<Result<_>>()?;
+        Dataset::assemble(parts, opener)
     }
 }
 
 /// Indexes the files of one column.
-pub(crate) fn column(name: String, paths: Vec<PathBuf>, layout: Layout) -> Result<(Column, Vec<ShardFile>)> {
+pub(crate) fn column(
+    opener: &Opener,
+    name: String,
+    paths: Vec<PathBuf>,
+    layout: Layout,
+) -> Result<(Column, Vec<ShardFile>)> {
     if paths.is_empty() {
         return Err(Error::argument(format!("column {name:?} has no files")));
     }
@@ -143,11 +161,11 @@ pub(crate) fn column(name: String, paths: Vec<PathBuf>, layout: Layout) -> Resul
                     "column {name:?}: a record of shape {shape:?} and dtype {dtype} has no size that can be read"
                 ))
             })?;
-            let shards = for_each(&paths, |path| records_shard(path, record))?;
+            let shards = for_each(&paths, |path| records_shard(opener, path, record))?;
             Ok((make(Format::Records, dtype, shape, record), shards))
         }
         Layout::Npy { dtype: wanted, shape: wanted_shape } => {
-            let found = for_each(&paths, npy_shard)?;
+            let found = for_each(&paths, |path| npy_shard(opener, path))?;
             let (dtype, shape) = (found[0].dtype, found[0].shape.clone());
             for (path, file) in paths.iter().zip(&found) {
                 if (file.dtype, &file.shape) != (dtype, &shape) {
@@ -198,8 +216,8 @@ fn for_each<T: Send>(paths: &[PathBuf], look: impl Fn(&Path) -> Result<T> + Sync
     all.into_iter().collect()
 }
 
-fn records_shard(path: &Path, record: u64) -> Result<ShardFile> {
-    let (_, metadata) = open_regular(path, 0)?;
+fn records_shard(opener: &Opener, path: &Path, record: u64) -> Result<ShardFile> {
+    let (_, metadata) = opener.open_regular(path, 0)?;
     let size = metadata.len();
     if size == 0 {
         return Err(Error::data(path, "the shard is empty"));
@@ -234,8 +252,8 @@ struct NpyShard {
     shape: Vec<u64>,
 }
 
-fn npy_shard(path: &Path) -> Result<NpyShard> {
-    let (file, metadata) = open_regular(path, 0)?;
+fn npy_shard(opener: &Opener, path: &Path) -> Result<NpyShard> {
+    let (file, metadata) = opener.open_regular(path, 0)?;
     let header = npy::read_header(path, &file, metadata.len())?;
     let Some((&samples, shape)) = header.shape.split_first() else {
         return Err(

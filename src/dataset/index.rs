@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::{DatasetBuilder, Dtype};
-use crate::storage::{Alignment, DirectIo, FileIdentity};
+use crate::storage::{Alignment, DirectIo, FileIdentity, Opener, Residency, residency_by};
 use crate::{Error, Result};
 
 /// The format of a column's shards.
@@ -116,6 +116,8 @@ pub struct Dataset {
     pub(crate) files: Vec<ShardFile>,
     pub(crate) samples: u64,
     pub(crate) fingerprint: String,
+    /// What its files are opened by, as long as it lives.
+    pub(crate) opener: Opener,
 }
 
 impl Dataset {
@@ -181,7 +183,7 @@ impl Dataset {
         let mut report = AlignmentReport::default();
         for column in &self.columns {
             for shard in self.files_of(column) {
-                let (file, _) = crate::storage::open_regular(&shard.path, 0)?;
+                let (file, _) = self.opener.open_regular(&shard.path, 0)?;
                 let boundary = match DirectIo::promised(&file) {
                     DirectIo::Supported(Alignment { memory, offset }) => memory.max(offset),
                     DirectIo::Unsupported(_) => Alignment::FALLBACK.offset,
@@ -200,6 +202,18 @@ impl Dataset {
         Ok(report)
     }
 
+    /// How much of the dataset's files is in the page cache. Reads none of them.
+    ///
+    /// # Errors
+    /// As [`residency`](crate::residency) of each file.
+    pub fn residency(&self) -> Result<Residency> {
+        let mut total = Residency::default();
+        for file in &self.files {
+            total += residency_by(&self.opener, &file.path)?;
+        }
+        Ok(total)
+    }
+
     pub(crate) fn files_of(&self, column: &Column) -> &[ShardFile] {
         let first = column.first_file as usize;
         &self.files[first..first + column.shards()]
@@ -216,7 +230,7 @@ impl Dataset {
     }
 
     /// Puts columns together: checks that they have one length and no name twice.
-    pub(crate) fn assemble(parts: Vec<(Column, Vec<ShardFile>)>) -> Result<Dataset> {
+    pub(crate) fn assemble(parts: Vec<(Column, Vec<ShardFile>)>, opener: Opener) -> Result<Dataset> {
         let mut columns: Vec<Column> = Vec::new();
         let mut files = Vec::new();
         for (mut column, shards) in parts {
@@ -258,7 +272,7 @@ impl Dataset {
             return Err(Error::argument("the dataset's size in bytes does not fit into 64 bits"));
         }
         let fingerprint = fingerprint(&columns, &files);
-        Ok(Dataset { columns, files, samples, fingerprint })
+        Ok(Dataset { columns, files, samples, fingerprint, opener })
     }
 }
 

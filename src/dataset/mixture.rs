@@ -130,10 +130,16 @@ fn one_after_the_other(datasets: Vec<Dataset>) -> Result<Dataset> {
     let Some(first) = datasets.next() else {
         return Err(Error::argument("a mixture needs at least one dataset"));
     };
+    let opener = first.opener.clone();
     let files_of = |dataset: &Dataset, column: &Column| dataset.files_of(column).to_vec();
     let mut parts: Vec<(Column, Vec<ShardFile>)> =
         first.columns.iter().map(|column| (column.clone(), files_of(&first, column))).collect();
     for (number, other) in (1..).zip(datasets) {
+        if !other.opener.is(&opener) {
+            return Err(Error::argument(format!(
+                "dataset {number} of the mixture has another allowed root than the first"
+            )));
+        }
         if other.columns.len() != parts.len() {
             return Err(Error::argument(format!(
                 "dataset {number} of the mixture has {} columns, the first has {}",
@@ -156,7 +162,7 @@ fn one_after_the_other(datasets: Vec<Dataset>) -> Result<Dataset> {
             files.extend(files_of(&other, column));
         }
     }
-    Dataset::assemble(parts)
+    Dataset::assemble(parts, opener)
 }
 
 #[cfg(test)]

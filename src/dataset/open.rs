@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::builder::{Layout, column};
 use super::manifest::{self, Manifest, ManifestFormat};
 use super::{Dataset, Dtype, Format, npy};
-use crate::storage::{expand, matching, open_regular};
+use crate::storage::{Opener, expand, matching};
 use crate::{Error, ErrorKind, Result};
 
 /// How to open a path as a dataset, where its files alone do not tell.
@@ -21,6 +21,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct OpenOptions {
     format: Option<Format>,
     record_bytes: Option<u64>,
+    root: Option<PathBuf>,
 }
 
 impl OpenOptions {
@@ -43,15 +44,38 @@ impl OpenOptions {
         self
     }
 
+    /// Files are opened only below this folder, now and whenever the dataset is read: for paths, links and
+    /// `dataset.json`s that come from somebody who may not read everything that this process may.
+    ///
+    /// A path that is not below the folder, or has a `..` there, is an error of the kind
+    /// [`OutsideRoot`](ErrorKind::OutsideRoot). So is a symbolic link that is absolute, leads out of the folder, or is
+    /// one of those that /proc has, even one that takes a shard's place after the dataset was opened; other links are
+    /// followed. The folder itself may be reached through links. It is opened once, so it does not matter what
+    /// becomes of its name. Hard links and mounts below it are its own.
+    ///
+    /// The backend `gds` is not used: cuFile opens each file once more by its name.
+    ///
+    /// Needs `openat2` (Linux 5.6, and a sandbox that allows it); where it is missing, opening is an error of the
+    /// kind [`Unavailable`](ErrorKind::Unavailable). The fingerprint does not depend on the root.
+    #[must_use]
+    pub fn root(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.root = Some(folder.into());
+        self
+    }
+
     /// Opens a folder, a file, or a pattern of the shell. A folder with a `dataset.json` is what that says.
     ///
     /// # Errors
     /// As [`Dataset::open`]; also when the options contradict each other or the folder's `dataset.json`.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Dataset> {
         let path = path.as_ref();
+        let opener = Opener::below(self.root.as_deref())?;
+        let manifest_path = path.join(manifest::FILE_NAME);
+        let has_manifest =
+            opener.metadata(path).is_ok_and(|it| it.is_dir()) && opener.is_there(&manifest_path)?;
         match (self.format, self.record_bytes) {
             (_, Some(0)) => return Err(Error::argument("the record size is 0 bytes; it must be at least 1")),
-            (Some(Format::Records), None) if !path.join(manifest::FILE_NAME).exists() => {
+            (Some(Format::Records), None) if !has_manifest => {
                 return Err(Error::argument("raw records need their size in bytes (--record-bytes)"));
             }
             (Some(format @ Format::Npy), Some(_)) => {
@@ -62,16 +86,15 @@ impl OpenOptions {
             }
             _ => {}
         }
-        let manifest_path = path.join(manifest::FILE_NAME);
-        if path.is_dir() && manifest_path.exists() {
-            let dataset = from_manifest(path, &manifest_path)?;
+        if has_manifest {
+            let dataset = from_manifest(opener, path, &manifest_path)?;
             return self.agrees_with(&dataset, &manifest_path).map(|()| dataset);
         }
-        let paths = expand(path, manifest::FILE_NAME)?;
+        let paths = expand(&opener, path, manifest::FILE_NAME)?;
         let format = match (self.format, self.record_bytes) {
             (_, Some(_)) => Format::Records,
             (Some(format), None) => format,
-            (None, None) => detect(&paths)?,
+            (None, None) => detect(&opener, &paths)?,
         };
         let layout = match format {
             Format::Records => {
@@ -79,7 +102,7 @@ impl OpenOptions {
             }
             Format::Npy => Layout::Npy { dtype: None, shape: None },
         };
-        Dataset::assemble(vec![column("data".into(), paths, layout)?])
+        Dataset::assemble(vec![column(&opener, "data".into(), paths, layout)?], opener)
     }
 }
 
@@ -105,9 +128,9 @@ impl OpenOptions {
     }
 }
 
-fn from_manifest(folder: &Path, path: &Path) -> Result<Dataset> {
+fn from_manifest(opener: Opener, folder: &Path, path: &Path) -> Result<Dataset> {
     const LARGEST: u64 = 16 << 20;
-    let (file, metadata) = open_regular(path, 0)?;
+    let (file, metadata) = opener.open_regular(path, 0)?;
     if metadata.len() > LARGEST {
         return Err(Error::data(path, format!("it has {} bytes; a dataset.json is small", metadata.len())));
     }
@@ -115,7 +138,7 @@ fn from_manifest(folder: &Path, path: &Path) -> Result<Dataset> {
     file.read_exact_at(&mut text, 0).map_err(|e| Error::io(path, "cannot read it", e))?;
     let Manifest { columns } = manifest::parse(path, &text)?;
     let parts = columns.into_iter().map(|it| {
-        let files = matching(folder, &it.files)?;
+        let files = matching(&opener, folder, &it.files)?;
         if files.is_empty() {
             return Err(Error::new(
                 ErrorKind::NotFound,
@@ -130,16 +153,17 @@ fn from_manifest(folder: &Path, path: &Path) -> Result<Dataset> {
             }
             ManifestFormat::Npy => Layout::Npy { dtype: it.dtype, shape: it.shape },
         };
-        column(it.name, files, layout)
+        column(&opener, it.name, files, layout)
     });
-    Dataset::assemble(parts.collect::<Result<_>>()?)
+    let parts = parts.collect::<Result<_>>()?;
+    Dataset::assemble(parts, opener)
 }
 
 /// The one format that all files have by their first bytes. Names only help to say what else a file may be.
-fn detect(paths: &[PathBuf]) -> Result<Format> {
+fn detect(opener: &Opener, paths: &[PathBuf]) -> Result<Format> {
     let mut found: Option<(&Path, Format)> = None;
     for path in paths {
-        let (file, metadata) = open_regular(path, 0)?;
+        let (file, metadata) = opener.open_regular(path, 0)?;
         if metadata.len() == 0 {
             return Err(Error::data(path, "the shard is empty"));
         }

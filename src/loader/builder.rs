@@ -309,7 +309,12 @@ impl LoaderBuilder {
         let io_shape = self.io_shape()?;
         let (target, device_reason) = resolve(&self.devices)?;
         let context = target.contexts().first();
-        let wanted = Wanted { backend: self.backend, context, require_gds: self.require_gds };
+        let wanted = Wanted {
+            backend: self.backend,
+            context,
+            require_gds: self.require_gds,
+            below_root: self.dataset.opener.has_root(),
+        };
         let mut chosen = choose(wanted)?;
         loop {
             let built =

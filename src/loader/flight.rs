@@ -321,7 +321,7 @@ impl Pipeline {
         let file = &self.setup.dataset.files()[read.file as usize];
         let indexed = file.identity().size;
         let ends = read.offset + u64::from(flight.come);
-        let (kind, what) = match std::fs::metadata(file.path()) {
+        let (kind, what) = match self.setup.dataset.opener.metadata(file.path()) {
             Ok(now) if now.len() < indexed => (
                 ErrorKind::Changed,
                 format!("it had {indexed} bytes when it was indexed and has {} now", now.len()),

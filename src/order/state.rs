@@ -147,7 +147,7 @@ impl State {
         // A state is some hundred bytes; a file that is none may be anything, a device even.
         const LONGEST: u64 = 64 << 10;
         let path = path.as_ref();
-        let (file, _) = crate::storage::open_regular(path, 0)?;
+        let (file, _) = crate::storage::Opener::default().open_regular(path, 0)?;
         let mut text = Vec::new();
         std::io::Read::read_to_end(&mut std::io::Read::take(file, LONGEST), &mut text)
             .map_err(|e| Error::io(path, "cannot read the state", e))?;

@@ -1,12 +1,7 @@
 //! Which file a path meant when it was indexed, so that another file under the same name is noticed.
 
-use std::fs::{File, Metadata};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
-
-use crate::{Error, ErrorKind, Result};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 
 /// What tells one state of a file from another: device, inode, size and time of the last write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,59 +41,11 @@ impl FileIdentity {
     }
 }
 
-/// Opens `path` for reading, if it is a regular file. Never waits (as the open of a FIFO would).
-pub(crate) fn open_regular(path: &Path, flags: i32) -> Result<(File, Metadata)> {
-    open_with(path, flags).map_err(|error| match error {
-        OpenError::Open(source) => Error::io(path, "cannot open the file", source),
-        OpenError::Stat(source) => Error::io(path, "cannot read the file's status", source),
-        OpenError::NotRegular(what) => {
-            Error::new(ErrorKind::InvalidData, format!("it is {what}, not a regular file")).at(path)
-        }
-    })
-}
-
-/// Why a file could not be opened; `Open` keeps the error code, on which the choice of direct I/O depends.
-#[derive(Debug)]
-pub(crate) enum OpenError {
-    Open(io::Error),
-    Stat(io::Error),
-    NotRegular(&'static str),
-}
-
-pub(crate) fn open_with(path: &Path, flags: i32) -> std::result::Result<(File, Metadata), OpenError> {
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags | libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
-        .map_err(OpenError::Open)?;
-    let metadata = file.metadata().map_err(OpenError::Stat)?;
-    let kind = metadata.file_type();
-    if kind.is_file() {
-        // It was there for the open alone, and cuFile takes no descriptor that has it.
-        // SAFETY: the descriptor is open; no pointers are passed.
-        let cleared = unsafe {
-            let set = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
-            set >= 0 && libc::fcntl(file.as_raw_fd(), libc::F_SETFL, set & !libc::O_NONBLOCK) == 0
-        };
-        return if cleared { Ok((file, metadata)) } else { Err(OpenError::Stat(io::Error::last_os_error())) };
-    }
-    Err(OpenError::NotRegular(if kind.is_dir() {
-        "a directory"
-    } else if kind.is_fifo() {
-        "a FIFO"
-    } else if kind.is_block_device() || kind.is_char_device() {
-        "a device"
-    } else {
-        "a socket or another special file"
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::CString;
     use std::io::Write;
-    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
 
     #[test]
     fn a_replaced_truncated_or_rewritten_file_is_told_apart() {
@@ -120,22 +67,5 @@ mod tests {
         std::fs::write(dir.path().join("b"), b"12345678").unwrap();
         std::fs::rename(dir.path().join("b"), &path).unwrap();
         assert!(before.difference(&id(&path)).unwrap().contains("another file"));
-    }
-
-    #[test]
-    fn special_files_are_named_and_a_fifo_is_not_waited_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let fifo = dir.path().join("fifo");
-        let name = CString::new(fifo.as_os_str().as_bytes()).unwrap();
-        // SAFETY: `name` is a valid C string for the whole call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        for (path, what) in
-            [(fifo.as_path(), "a FIFO"), (dir.path(), "a directory"), (Path::new("/dev/zero"), "a device")]
-        {
-            let error = open_regular(path, 0).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidData);
-            assert!(error.to_string().contains(what), "{error}");
-            assert_eq!(error.path(), Some(path));
-        }
     }
 }

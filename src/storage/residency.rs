@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::identity::open_regular;
+use super::opener::Opener;
 use crate::{Error, Result};
 
 /// How much of a file range is in the page cache.
@@ -41,8 +41,12 @@ impl std::ops::AddAssign for Residency {
 /// The file cannot be opened, or the kernel does not tell: `cachestat` answers only to who owns the file or may
 /// write it.
 pub fn residency(path: impl AsRef<Path>) -> Result<Residency> {
-    let path = path.as_ref();
-    let (file, metadata) = open_regular(path, 0)?;
+    residency_by(&Opener::default(), path.as_ref())
+}
+
+/// The page-cache residency of a whole file that `opener` opens.
+pub(crate) fn residency_by(opener: &Opener, path: &Path) -> Result<Residency> {
+    let (file, metadata) = opener.open_regular(path, 0)?;
     residency_of(&file, 0..metadata.len())
         .map_err(|e| Error::io(path, "cannot read the page-cache residency", e))
 }
@@ -55,7 +59,7 @@ pub fn residency(path: impl AsRef<Path>) -> Result<Residency> {
 /// The file cannot be opened, or the kernel refuses.
 pub fn evict(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
-    let (file, _) = open_regular(path, 0)?;
+    let (file, _) = Opener::default().open_regular(path, 0)?;
     // SAFETY: the descriptor is open for the whole call; no memory is passed.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),

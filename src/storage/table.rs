@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use super::direct::{Alignment, DirectIo, refuses_direct};
-use super::identity::{FileIdentity, OpenError, open_regular, open_with};
+use super::identity::FileIdentity;
+use super::opener::OpenError;
 use super::residency::residency_of;
 use crate::dataset::Dataset;
 use crate::{Error, ErrorKind, Result};
@@ -178,7 +179,7 @@ impl FileTable {
         let place = self.place_of(file, observer)?;
         if self.modes[file as usize].is_some_and(|mode| mode.direct) {
             let (path, identity) = self.facts(file);
-            let (handle, now) = open_regular(path, 0)?;
+            let (handle, now) = self.dataset.opener.open_regular(path, 0)?;
             check_identity(path, identity, &FileIdentity::of(&now))?;
             self.pass_over(file, reason);
             self.modes[file as usize] = Some(FileMode::BUFFERED);
@@ -251,7 +252,7 @@ impl FileTable {
         let shard = &dataset.files()[file as usize];
         let (path, identity) = (shard.path.as_path(), &shard.identity);
         let buffered = || -> Result<File> {
-            let (handle, now) = open_regular(path, 0)?;
+            let (handle, now) = dataset.opener.open_regular(path, 0)?;
             check_identity(path, identity, &FileIdentity::of(&now))?;
             Ok(handle)
         };
@@ -260,7 +261,7 @@ impl FileTable {
             self.modes[file as usize] = Some(settled.unwrap_or(FileMode::BUFFERED));
             return buffered();
         }
-        let (handle, now) = match open_with(path, libc::O_DIRECT) {
+        let (handle, now) = match dataset.opener.open_with(path, libc::O_DIRECT) {
             Ok(opened) => opened,
             Err(OpenError::Open(error)) if error.raw_os_error().is_some_and(refuses_direct) => {
                 let handle = buffered()?;
@@ -268,8 +269,7 @@ impl FileTable {
                 self.modes[file as usize] = Some(FileMode::BUFFERED);
                 return Ok(handle);
             }
-            // The same error again, now with its words and the path.
-            Err(_) => open_regular(path, libc::O_DIRECT)?,
+            Err(error) => return Err(dataset.opener.open_error(path, error)),
         };
         check_identity(path, identity, &FileIdentity::of(&now))?;
         if settled.is_some() {
@@ -356,4 +356,40 @@ fn descriptor_limit() -> usize {
     // SAFETY: `limit` lives through the call.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     if known { usize::try_from(limit.rlim_cur / 4).unwrap_or(1024).clamp(8, 1024) } else { 64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::OpenOptions;
+    use std::fs;
+
+    struct Nobody;
+
+    impl FileObserver for Nobody {
+        fn opened(&mut self, _: u32, _: RawFd) {}
+        fn closing(&mut self, _: u32) {}
+    }
+
+    #[test]
+    fn a_file_that_falls_back_to_the_page_cache_is_still_opened_below_the_root() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("root")).unwrap();
+        fs::write(path("root/a.bin"), [7; 8192]).unwrap();
+        let dataset = OpenOptions::new().record_bytes(8).root(path("root")).open(path("root/a.bin")).unwrap();
+        let mut table = FileTable::new(Arc::new(dataset), OpenPolicy::Direct, 1 << 20, 1);
+        if !table.mode(0, &mut Nobody).unwrap().direct {
+            return eprintln!("skipped: there is no direct I/O here: {:?}", table.passed_over());
+        }
+        // The same file, so that only its place tells.
+        fs::rename(path("root/a.bin"), path("b.bin")).unwrap();
+        std::os::unix::fs::symlink("../b.bin", path("root/a.bin")).unwrap();
+        let error = table.fall_back(0, "for a test", &mut Nobody).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.path()),
+            (ErrorKind::OutsideRoot, Some(&*path("root/a.bin"))),
+            "{error}"
+        );
+    }
 }

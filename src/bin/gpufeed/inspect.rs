@@ -1,8 +1,6 @@
 //! `gpufeed inspect`: what a dataset is.
 
-use anyhow::Context;
 use clap::Args;
-use gpufeed::{Dataset, Residency, residency};
 use serde_json::{Value, json};
 
 use crate::options::DatasetArgs;
@@ -21,7 +19,7 @@ impl Inspect {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let dataset = self.dataset.open()?;
         let alignment = dataset.alignment()?;
-        let cached = cached(&dataset).ok();
+        let cached = dataset.residency().ok();
         let single = match dataset.columns() {
             [only] => Some(only),
             _ => None,
@@ -96,12 +94,4 @@ impl Inspect {
             "fingerprint": dataset.fingerprint(),
         }))
     }
-}
-
-fn cached(dataset: &Dataset) -> anyhow::Result<Residency> {
-    let mut total = Residency::default();
-    for file in dataset.files() {
-        total += residency(file.path()).context("cannot tell the residency")?;
-    }
-    Ok(total)
 }

@@ -17,6 +17,9 @@ pub(crate) struct DatasetArgs {
     /// The shards hold raw records of this many bytes each.
     #[arg(long, value_name = "N", value_parser = parse_size)]
     record_bytes: Option<u64>,
+    /// Open files only below this folder: a path or a symbolic link that leads out of it is an error. Needs Linux 5.6.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -41,6 +44,9 @@ impl DatasetArgs {
         };
         if let Some(bytes) = self.record_bytes {
             options = options.record_bytes(bytes);
+        }
+        if let Some(folder) = &self.root {
+            options = options.root(folder);
         }
         options.open(path)
     }

@@ -71,7 +71,7 @@ impl Case {
                 starts,
             });
         }
-        Dataset { columns, files, samples, fingerprint: String::new() }
+        Dataset { columns, files, samples, fingerprint: String::new(), opener: Default::default() }
     }
 
     fn align(&self, file: u32) -> u32 {
