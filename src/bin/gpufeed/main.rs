@@ -27,7 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Runs epochs of a dataset through the loader.
-    Load(load::Load),
+    Load(Box<load::Load>),
     /// Tells what a dataset is, without reading its payload.
     Inspect(inspect::Inspect),
     /// Checks that every device and backend of this machine delivers the same, right bytes.
