@@ -53,7 +53,8 @@ pub use dataset::{
 pub use error::{Error, ErrorKind, Result};
 pub use launch::{Agreement, Launcher, Rank};
 pub use loader::{
-    Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report, Source, StopHandle,
+    BadSample, BadSamples, Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report,
+    Source, StopHandle,
 };
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle, State};

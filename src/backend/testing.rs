@@ -84,6 +84,7 @@ pub(crate) struct Seen {
     pub(crate) started: u64,
     pub(crate) most_in_flight: usize,
     pub(crate) cut: u64,
+    pub(crate) failed: u64,
     pub(crate) dropped: bool,
 }
 
@@ -223,6 +224,7 @@ impl Reader for FaultyReader {
         }
         match fate {
             Fate::Fail(errno) => {
+                self.seen().failed += 1;
                 let result = Err(ReadFailure::Errno(errno));
                 self.ready.push(Completion { token: request.token, result, gathered: false, way: None });
                 return Ok(());

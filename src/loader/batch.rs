@@ -32,7 +32,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Batch {
-    slot: Lent,
+    pub(super) slot: Lent,
     shared: Arc<Shared>,
 }
 
@@ -59,6 +59,12 @@ impl Batch {
     /// How many samples at the end repeat the first ones of the epoch, to fill the batch.
     pub fn padding(&self) -> u64 {
         self.slot.info().padding
+    }
+
+    /// The rows whose own sample cannot be read, each with that sample: they repeat another one of the batch, which
+    /// [`samples`](Batch::samples) has. Empty unless [`BadSamples::Skip`](crate::BadSamples::Skip) was asked for.
+    pub fn skipped(&self) -> &[(u64, u64)] {
+        &self.slot.info().skipped
     }
 
     /// The number of the batch in its epoch, from 0. In an epoch that was resumed, those before it count as if they had

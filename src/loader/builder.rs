@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
+use super::bad::BadSamples;
 use super::pipeline::{Links, Setup};
 use super::plan::Layout;
 use super::rate::{Clock, SystemClock, TokenBucket};
@@ -73,6 +74,7 @@ pub struct LoaderBuilder {
     limit_rate: Option<u64>,
     io_priority: Option<IoPriority>,
     clear_slots: bool,
+    bad_samples: BadSamples,
     lend_timeout: Duration,
     #[cfg(test)]
     pub(crate) clock: Option<Box<dyn Clock>>,
@@ -120,6 +122,7 @@ impl LoaderBuilder {
             limit_rate: None,
             io_priority: None,
             clear_slots: false,
+            bad_samples: BadSamples::Error,
             lend_timeout: Duration::from_secs(30),
             #[cfg(test)]
             clock: None,
@@ -283,6 +286,12 @@ impl LoaderBuilder {
         self
     }
 
+    /// What becomes of samples that cannot be read. Default: [`BadSamples::Error`].
+    pub fn bad_samples(mut self, policy: BadSamples) -> Self {
+        self.bad_samples = policy;
+        self
+    }
+
     /// How long an epoch waits for a batch while the caller holds every slot of the ring, before it gives up with
     /// an error of the kind [`SlotsExhausted`](ErrorKind::SlotsExhausted). Default: 30 seconds.
     pub fn lend_timeout(mut self, timeout: Duration) -> Self {
@@ -423,6 +432,7 @@ impl LoaderBuilder {
             queue_depth: depth,
             window,
             clear: self.clear_slots,
+            bad_samples: self.bad_samples,
             limit: self.limit(io_bytes)?,
             notes: self.notes(),
         };

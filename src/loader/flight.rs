@@ -1,5 +1,6 @@
 //! Reads in flight: from a planned read to payload in its slot, with what can go wrong on the way.
 
+use super::bad::{Probe, Suspect};
 use super::pipeline::Pipeline;
 use super::plan::{PlannedRead, Target};
 use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Request, Way};
@@ -10,8 +11,8 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flight {
     /// The number of the group whose plan has the read.
-    group: u64,
-    read: PlannedRead,
+    pub(super) group: u64,
+    pub(super) read: PlannedRead,
     chunk: Option<u32>,
     /// The file is kept open for this flight.
     held: bool,
@@ -22,6 +23,29 @@ pub(super) struct Flight {
     /// Attempts that brought nothing new.
     fruitless: u32,
     direct: bool,
+    /// It only finds out whether it can be done.
+    probing: bool,
+}
+
+impl Flight {
+    /// A read that only finds out whether it can be done.
+    pub(super) fn probe(group: u64, read: PlannedRead, chunk: u32) -> Flight {
+        Flight { probing: true, ..Flight::new(group, read, Some(chunk)) }
+    }
+
+    pub(super) fn new(group: u64, read: PlannedRead, chunk: Option<u32>) -> Flight {
+        Flight {
+            group,
+            read,
+            chunk,
+            held: false,
+            come: 0,
+            base: 0,
+            fruitless: 0,
+            direct: false,
+            probing: false,
+        }
+    }
 }
 
 /// A read that is interrupted or refused for lack of resources is tried again this often.
@@ -31,16 +55,19 @@ impl Pipeline {
     /// Starts planned reads while the queue has room.
     pub(super) fn start_reads(&mut self) {
         self.put_off = None;
+        if !self.suspects.is_empty() {
+            // First what is in flight lands, then it is found out which samples are bad.
+            return;
+        }
+        let mut at = 0;
         while let Some(&token) = self.tokens.last() {
-            let (number, index) = self.next;
-            let Some(group) = self.groups.get((number - self.first_group) as usize) else { return };
+            let Some(group) = self.groups.get(at) else { return };
             // Batches before the one that failed still come, and their reads may be anywhere in their group.
             if self.failed_before(group.first + 1) {
                 return;
             }
-            let Some(&read) = group.plan.reads.get(index) else {
-                self.next = (number + 1, 0);
-                self.retire_plans();
+            let Some(&read) = group.plan.reads.get(group.started) else {
+                at += 1;
                 continue;
             };
             let staged = matches!(read.target, Target::Chunk { .. });
@@ -55,17 +82,8 @@ impl Pipeline {
             }
             let chunk = if staged { self.staging.take() } else { None };
             self.tokens.pop();
-            self.next = (number, index + 1);
-            let flight = Flight {
-                group: number,
-                read,
-                chunk,
-                held: false,
-                come: 0,
-                base: 0,
-                fruitless: 0,
-                direct: false,
-            };
+            self.groups[at].started += 1;
+            let flight = Flight::new(self.first_group + at as u64, read, chunk);
             self.flights[token as usize] = Some(flight);
             if let Err(error) = self.launch(token, flight) {
                 self.give_up(token, &flight, error);
@@ -74,7 +92,7 @@ impl Pipeline {
     }
 
     /// Gives a read to the backend, from its present base on.
-    fn launch(&mut self, token: u32, mut flight: Flight) -> Result<()> {
+    pub(super) fn launch(&mut self, token: u32, mut flight: Flight) -> Result<()> {
         let read = flight.read;
         if flight.held {
             self.files.release(read.file);
@@ -148,6 +166,10 @@ impl Pipeline {
             }
         };
         let again = match outcome {
+            Ok(true) if flight.probing => {
+                self.bad.probed = Some(Probe::Good);
+                return self.land(token);
+            }
             Ok(true) => match self.copy_out(&flight, token, completion.gathered) {
                 Ok(()) => {
                     let way = completion.way.unwrap_or(Way::of(self.setup.backend, flight.direct));
@@ -162,6 +184,15 @@ impl Pipeline {
                     limit.charge(u64::from(flight.read.len - flight.base));
                 }
                 self.launch(token, flight)
+            }
+            // What could not be read may be a few samples only.
+            Err(error) if flight.probing && self.is_suspect(&error) => {
+                self.bad.probed = Some(Probe::Bad(error));
+                return self.land(token);
+            }
+            Err(error) if self.is_suspect(&error) => {
+                self.suspects.push(Suspect { group: flight.group, read: flight.read, error });
+                return self.land(token);
             }
             Err(error) => Err(error),
         };
@@ -197,6 +228,10 @@ impl Pipeline {
     /// A read failed for good: the first batch that it is of cannot come, and none after it.
     fn give_up(&mut self, token: u32, flight: &Flight, error: Error) {
         self.land(token);
+        if flight.probing {
+            self.bad.probed = Some(Probe::Broken(error));
+            return;
+        }
         let group = &self.groups[(flight.group - self.first_group) as usize];
         let fill = |to: usize| self.fill_of[to / self.ring.slot_bytes()];
         let first = match flight.read.target {

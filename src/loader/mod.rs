@@ -1,5 +1,6 @@
 //! The loader: from a dataset to batches in memory, read ahead of the training step.
 
+mod bad;
 mod batch;
 mod builder;
 mod flight;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, select};
 
+pub use bad::{BadSample, BadSamples};
 pub use batch::{Batch, ColumnView};
 pub use builder::{LoaderBuilder, Source};
 pub use stats::NotDirect;
@@ -135,6 +137,8 @@ pub struct Report {
     pub bytes_read: u64,
     /// Why files were not read directly, though the backend would; known at the end of each epoch.
     pub not_direct: Vec<NotDirect>,
+    /// Samples that cannot be read and were skipped, in the order in which they were found; see [`BadSamples::Skip`].
+    pub bad_samples: Vec<BadSample>,
     /// What the backend had to do without, such as registered buffers; known at the end of each epoch.
     pub notes: Vec<String>,
 }
@@ -303,6 +307,7 @@ impl Loader {
             bytes_by_way: stats.bytes_by_way(),
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),
+            bad_samples: stats.bad_samples(),
             notes: stats.notes(),
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, select};
 
+use super::bad::{BadOnes, BadSamples, Suspect};
 use super::flight::Flight;
 use super::plan::{Layout, Lot, Plan, Planner};
 use super::rate::TokenBucket;
@@ -58,6 +59,8 @@ pub(crate) struct Setup {
     pub(crate) clear: bool,
     /// Limits the bytes that are asked of storage.
     pub(crate) limit: Option<TokenBucket>,
+    /// What becomes of samples that cannot be read.
+    pub(crate) bad_samples: BadSamples,
     /// What was found out when the loader was built and belongs in its report.
     pub(crate) notes: Vec<String>,
 }
@@ -92,7 +95,7 @@ pub(crate) struct Pipeline {
     pub(super) files: FileTable,
     pub(super) setup: Setup,
     pub(super) links: Links,
-    planner: Planner,
+    pub(super) planner: Planner,
     /// Free slots that came back to this thread itself.
     spare: Vec<Free>,
     /// Slots that are being planned for. Empty between plans.
@@ -109,14 +112,15 @@ pub(crate) struct Pipeline {
     pub(super) first_group: u64,
     /// Plans whose memory is used again.
     idle: Vec<Plan>,
-    /// The next read to start: the number of its group, and its place in that group's plan.
-    pub(super) next: (u64, usize),
     /// Reads in flight, by token.
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) tokens: Vec<u32>,
     pub(super) done: Vec<Completion>,
     /// The limit on bytes per second keeps the next read from starting, for so long.
     pub(super) put_off: Option<Duration>,
+    /// Samples that cannot be read, if they are to be skipped, and reads that failed and may tell more of them.
+    pub(super) bad: BadOnes,
+    pub(super) suspects: Vec<Suspect>,
     /// What went wrong, and the number of the slot whose batch cannot come. Batches before it are still delivered.
     failure: Option<(u64, Error)>,
     /// Dropped last, after every slot: a slot waits for the caller's streams.
@@ -135,6 +139,8 @@ pub(super) struct Group {
     pub(super) plan: Plan,
     /// The number of the first of their slots.
     pub(super) first: u64,
+    /// How many reads of the plan have been started.
+    pub(super) started: usize,
     /// Reads that have not landed, those not yet started included.
     pub(super) left: usize,
 }
@@ -167,11 +173,12 @@ impl Pipeline {
             groups: VecDeque::with_capacity(ring.slots()),
             first_group: 0,
             idle: Vec::with_capacity(ring.slots()),
-            next: (0, 0),
             flights: vec![None; depth],
             tokens: (0..depth as u32).rev().collect(),
             done: Vec::with_capacity(depth),
             put_off: None,
+            bad: BadOnes::default(),
+            suspects: Vec::new(),
             failure: None,
             ring,
             setup,
@@ -222,6 +229,9 @@ impl Pipeline {
             if let Some(copier) = &mut self.copier {
                 copier.reclaim(|chunk| self.staging.give_back(chunk))?;
             }
+            if !self.suspects.is_empty() && self.tokens.len() == self.flights.len() {
+                self.investigate()?;
+            }
             self.start_reads();
             self.hand_on()?;
             self.retire_plans();
@@ -232,11 +242,19 @@ impl Pipeline {
                 self.reap()?;
             } else if let Some(wait) = self.put_off.take() {
                 self.wait_for_bytes(wait);
-            } else if !self.filling.is_empty() {
-                // What keeps the next read from starting is that all chunks are being copied from.
-                if let Some(copier) = &mut self.copier {
-                    copier.wait(|chunk| self.staging.give_back(chunk))?;
+            } else if !self.filling.is_empty() && self.suspects.is_empty() {
+                match &mut self.copier {
+                    // What keeps the next read from starting is that all chunks are being copied from.
+                    Some(copier) if copier.is_busy() => copier.wait(|chunk| self.staging.give_back(chunk))?,
+                    _ => {
+                        return Err(Error::new(
+                            ErrorKind::Closed,
+                            "a batch waits for reads that nobody does",
+                        ));
+                    }
                 }
+            } else if !self.suspects.is_empty() {
+                // They are looked into next.
             } else if batch == count || !self.wait_for_slot() {
                 return Ok(());
             }
@@ -328,10 +346,7 @@ impl Pipeline {
 
     /// Reads that are planned and not yet started.
     fn unstarted(&self) -> usize {
-        let (group, read) = self.next;
-        let skip = (group - self.first_group) as usize;
-        let planned: usize = self.groups.iter().skip(skip).map(|group| group.plan.reads.len()).sum();
-        planned - read
+        self.groups.iter().map(|group| group.plan.reads.len() - group.started).sum()
     }
 
     /// Plans batches from `batch` on, `together` of them, for which there are spare slots. Returns how many it planned:
@@ -352,6 +367,11 @@ impl Pipeline {
                 break;
             }
             self.address(&mut slot, task, batch + i as u64);
+            if let Err(error) = self.bad.replace_in(slot.info_mut()) {
+                self.spare.push(slot.abandon());
+                self.fail(number + i as u64, error);
+                break;
+            }
             self.forming.push(slot);
         }
         let mut plan = self.idle.pop().unwrap_or_default();
@@ -380,7 +400,7 @@ impl Pipeline {
             self.filling.push_back(Fill { slot, left });
         }
         let left = plan.reads.len();
-        self.groups.push_back(Group { plan, first: number, left });
+        self.groups.push_back(Group { plan, first: number, started: 0, left });
         planned
     }
 
@@ -484,16 +504,16 @@ impl Pipeline {
         };
         self.first += self.filling.len() as u64;
         self.first_group += self.groups.len() as u64;
-        self.next = (self.first_group, 0);
         self.idle.extend(self.groups.drain(..).map(|group| group.plan));
         (self.failure, self.put_off) = (None, None);
+        self.suspects.clear();
         self.spare.extend(self.filling.drain(..).map(|fill| fill.slot.abandon()));
         copied
     }
 
     /// Takes back the plans at the front whose reads have all landed.
-    pub(super) fn retire_plans(&mut self) {
-        while self.groups.front().is_some_and(|group| group.left == 0) && self.next.0 > self.first_group {
+    fn retire_plans(&mut self) {
+        while self.groups.front().is_some_and(|group| group.left == 0) {
             if let Some(group) = self.groups.pop_front() {
                 self.idle.push(group.plan);
                 self.first_group += 1;

@@ -240,7 +240,7 @@ impl Planner {
         for part in &self.parts {
             for_each_io(part.offset, part.offset + part.len, part.align, chunk, |from, until| {
                 let to = part.to + (from - part.offset) as usize;
-                let (window, end) = (down(from, part.align), up(until, part.align));
+                let (window, end) = window(from, until, part.align);
                 let joined = open.filter(|(read, open_end)| {
                     // A sample that comes twice (padding) can start before a window that its first cut left open.
                     read.file == part.file
@@ -307,7 +307,7 @@ fn best_phase(runs: &[Run], region: &ColumnRegion, layout: &Layout) -> u64 {
 
 /// Cuts `lo..hi` into I/Os of at most `most` bytes and about equal size. Windows around them that are widened to
 /// `align` stay within `most`, which is a multiple of `align`.
-fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, u64)) {
+pub(super) fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, u64)) {
     let base = down(lo, align);
     let count = (up(hi, align) - base).div_ceil(most).max(1);
     // Cuts on page boundaries where that leaves the pieces within `most`.
@@ -321,6 +321,11 @@ fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, 
         from = until;
         cut += step;
     }
+}
+
+/// The smallest range on boundaries that has `from..until` in it.
+pub(super) fn window(from: u64, until: u64, align: u64) -> (u64, u64) {
+    (down(from, align), up(until, align))
 }
 
 fn down(value: u64, align: u64) -> u64 {

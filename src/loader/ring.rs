@@ -55,6 +55,8 @@ pub(crate) struct SlotInfo {
     pub(crate) next: Stand,
     /// How many of the samples, at the end, repeat others to fill the batch.
     pub(crate) padding: u64,
+    /// Rows whose own sample cannot be read, with that sample: they have another one of the batch.
+    pub(crate) skipped: Vec<(u64, u64)>,
     pub(crate) ways: BytesByWay,
     /// For slots in device memory.
     pub(crate) events: Option<SlotEvents>,
@@ -236,7 +238,7 @@ impl Lent {
         &self.ring
     }
 
-    fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.slot.as_ref().map_or(0, |slot| slot.index)
     }
 

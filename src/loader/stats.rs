@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::bad::BadSample;
 use crate::backend::{BytesByWay, Way};
 use crate::storage::PassedOver;
 
@@ -14,7 +15,7 @@ pub(crate) struct Stats {
     bytes_read: AtomicU64,
     /// For each file the payload bytes read around and through the page cache.
     files: Vec<[AtomicU64; 2]>,
-    /// Written at the end of an epoch only.
+    /// Written at the end of an epoch, and when a bad sample is found.
     words: Mutex<Words>,
 }
 
@@ -22,6 +23,7 @@ pub(crate) struct Stats {
 struct Words {
     passed_over: Vec<PassedOver>,
     notes: Vec<String>,
+    bad_samples: Vec<BadSample>,
 }
 
 impl Stats {
@@ -44,6 +46,14 @@ impl Stats {
         let mut words = self.words.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         words.passed_over = passed_over.to_vec();
         words.notes = notes.map(str::to_string).collect();
+    }
+
+    pub(crate) fn bad_sample(&self, bad: BadSample) {
+        self.words.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bad_samples.push(bad);
+    }
+
+    pub(crate) fn bad_samples(&self) -> Vec<BadSample> {
+        self.words.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bad_samples.clone()
     }
 
     pub(crate) fn bytes_by_way(&self) -> BytesByWay {

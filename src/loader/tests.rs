@@ -1,6 +1,9 @@
 //! The loader over real files and real readers, with faults put between the two. Every batch is held to what a
 //! plain slice of the files gives.
 
+mod bad;
+mod tenants;
+
 use std::collections::HashSet;
 use std::error::Error as _;
 use std::fs;

@@ -226,6 +226,14 @@ impl Load {
             .iter()
             .map(|it| json!({ "backend": it.backend.name(), "reason": it.reason }))
             .collect();
+        let bad_samples: Vec<_> = report
+            .bad_samples
+            .iter()
+            .map(|it| {
+                let path = it.path.display().to_string();
+                json!({ "sample": it.sample, "column": it.column, "path": path, "record": it.record, "reason": it.reason })
+            })
+            .collect();
         let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
         let devices = devices.join(",");
         let mut all = json!({
@@ -248,6 +256,7 @@ impl Load {
             "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
             "not_direct": not_direct,
+            "bad_samples": bad_samples,
             "notes": report.notes,
             "bytes_by_way": ways,
             "bytes_read": report.bytes_read,
@@ -305,6 +314,15 @@ impl Load {
                 loader.dataset().files().len(),
                 it.reason,
                 it.first.display()
+            );
+        }
+        for it in &report.bad_samples {
+            println!(
+                "skipped: sample {} (record {} of {}): {}",
+                it.sample,
+                it.record,
+                it.path.display(),
+                it.reason
             );
         }
         for note in &report.notes {

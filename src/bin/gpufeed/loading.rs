@@ -119,6 +119,9 @@ struct LimitArgs {
     /// If the ring does not fit, take half the prefetch depth, down to 1.
     #[arg(long)]
     shrink_ring: bool,
+    /// Leave out up to N samples that cannot be read, and tell which, instead of ending with an error.
+    #[arg(long, value_name = "N")]
+    skip_bad: Option<u64>,
     /// Zero whatever is in a batch's memory and not of the batch, and memory of a GPU before it is freed.
     #[arg(long)]
     clear_slots: bool,
@@ -249,6 +252,9 @@ impl RankArgs {
 impl LimitArgs {
     fn apply(&self, mut builder: LoaderBuilder) -> LoaderBuilder {
         builder = builder.shrink_ring(self.shrink_ring).clear_slots(self.clear_slots);
+        if let Some(limit) = self.skip_bad {
+            builder = builder.bad_samples(BadSamples::Skip { limit });
+        }
         if let Some(rate) = self.limit_rate {
             builder = builder.limit_rate(rate);
         }

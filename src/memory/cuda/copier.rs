@@ -201,6 +201,11 @@ impl Copier {
         Ok(())
     }
 
+    /// Whether chunks are being copied from.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
     /// Waits until at least one more chunk is free, if any is being copied from.
     pub(crate) fn wait(&mut self, mut give_back: impl FnMut(u32)) -> Result<()> {
         if let Some(&chunk) = self.busy.front() {
