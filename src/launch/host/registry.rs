@@ -2,8 +2,9 @@
 //!
 //! It is a row of slots, one per loader. A slot belongs to whoever holds the lock on its byte, and its content counts
 //! only as long as someone does; the kernel drops the locks of a process that dies, in whatever way and in whatever pid
-//! namespace, so nothing stale is ever believed. The locks are those of open file descriptions, which two loaders of
-//! one process do not share. Another byte is the lock under which slots are looked at, taken and given back.
+//! namespace, so nothing stale is ever believed. (A child that it forked, and that runs no other program, has them too and
+//! keeps them.) The locks are those of open file descriptions, which two loaders of one process do not share. Another
+//! byte is the lock under which slots are looked at, taken and given back.
 
 use std::ffi::{CStr, CString, c_int, c_short};
 use std::fs::{DirBuilder, File, OpenOptions};
