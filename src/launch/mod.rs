@@ -3,11 +3,9 @@
 
 mod agreement;
 mod detect;
-#[cfg_attr(not(test), expect(dead_code, reason = "no loader has a rank yet"))]
 mod host;
 
 pub use agreement::Agreement;
-#[expect(unused_imports, reason = "no loader has a rank yet")]
 pub(crate) use host::{Entered, Registration};
 
 use std::fmt;

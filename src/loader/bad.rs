@@ -300,7 +300,9 @@ mod tests {
         BadOnes { samples: samples.iter().copied().collect(), ..BadOnes::default() }
     }
 
-    fn replaced(samples: &[u64], bad_ones: &[u64]) -> Result<(Vec<u64>, Vec<(u64, u64)>)> {
+    type Rows = Vec<u64>;
+
+    fn replaced(samples: &[u64], bad_ones: &[u64]) -> Result<(Rows, Vec<(u64, u64)>)> {
         let mut info = SlotInfo { samples: samples.to_vec(), ..SlotInfo::default() };
         info.skipped.push((77, 77));
         bad(bad_ones).replace_in(&mut info)?;

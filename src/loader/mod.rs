@@ -2,6 +2,7 @@
 
 mod bad;
 mod batch;
+mod build;
 mod builder;
 mod flight;
 mod pipeline;
@@ -28,7 +29,7 @@ pub use stats::NotDirect;
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
 use crate::cufile::Route;
 use crate::dataset::Dataset;
-use crate::launch::{Agreement, Rank};
+use crate::launch::{Agreement, Rank, Registration};
 use crate::memory::Device;
 use crate::order::{Batches, Run, Stand, State};
 use crate::{Error, ErrorKind, Result};
@@ -74,6 +75,8 @@ pub struct Loader {
     closed: Option<String>,
     /// The process that has the loader's threads; a forked child has not.
     process: u32,
+    /// How the loaders of other ranks on this host see this one.
+    _registration: Option<Registration>,
 }
 
 /// What loader, epochs and batches share.
@@ -93,6 +96,8 @@ struct Shared {
 pub(crate) struct Settings {
     pub(crate) batches: Batches,
     pub(crate) rank: Rank,
+    /// Why it was not compared with the loaders of other ranks on this host, though there may be some.
+    pub(crate) not_compared: Option<String>,
     pub(crate) agreement: Agreement,
     pub(crate) prefetch: u32,
     pub(crate) queue_depth: u32,
@@ -308,7 +313,7 @@ impl Loader {
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),
             bad_samples: stats.bad_samples(),
-            notes: stats.notes(),
+            notes: self.settings.not_compared.iter().cloned().chain(stats.notes()).collect(),
         }
     }
 

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use gpufeed::{Backend, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Rank, Shuffle, State};
+use gpufeed::{
+    Backend, BadSamples, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Rank, Shuffle, State,
+};
 
 use crate::options::{DatasetArgs, WrongArguments, parse_size};
 
