@@ -39,7 +39,7 @@ impl LoaderBuilder {
     ///
     /// # Errors
     /// `InvalidArgument` for settings that make no sense (a batch size of 0; one above the dataset's length with
-    /// [`LastBatch::Drop`], since no batch would come); `Unavailable` if the named backend does not work here;
+    /// [`LastBatch::Drop`](crate::LastBatch::Drop), since no batch would come); `Unavailable` if the named backend does not work here;
     /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is; for a named GPU,
     /// `Unavailable` without a driver or a device and `InvalidArgument` for a number that no device has.
     pub fn build(mut self) -> Result<Loader> {

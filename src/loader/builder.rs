@@ -160,7 +160,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// Go on where a run was when `state` was taken: [`Loader::next_epoch`] gives the rest of its epoch. World size, batch
+    /// Go on where a run was when `state` was taken: [`Loader::next_epoch`](crate::Loader::next_epoch) gives the rest of its epoch. World size, batch
     /// size, last batch, backend, threads and depth may be others than they were.
     ///
     /// [`build`](LoaderBuilder::build) fails if the state is of another dataset, seed or shuffle, and says which.
@@ -278,7 +278,7 @@ impl LoaderBuilder {
     }
 
     /// How long an epoch waits for a batch while the caller holds every slot of the ring, before it gives up with
-    /// an error of the kind [`SlotsExhausted`](ErrorKind::SlotsExhausted). Default: 30 seconds.
+    /// an error of the kind [`SlotsExhausted`](crate::ErrorKind::SlotsExhausted). Default: 30 seconds.
     pub fn lend_timeout(mut self, timeout: Duration) -> Self {
         self.lend_timeout = timeout;
         self
