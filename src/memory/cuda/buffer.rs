@@ -67,8 +67,13 @@ impl Drop for CudaBuffer {
         // In a forked child the memory is the parent's; on a lost device there is nothing left to free.
         let Ok(_entered) = self.context.enter() else { return };
         if self.wipe {
-            // SAFETY: the whole allocation, on which nobody has work any more, as said below. The free waits for it.
-            let _ = unsafe { result::memset_d8_sync(self.start, 0, self.len) };
+            // Device memory is set in the order of the default stream, and not before this returns.
+            // SAFETY: the whole allocation, on which nobody has work any more, as said below; null names the default
+            // stream.
+            unsafe {
+                let _ = result::memset_d8_sync(self.start, 0, self.len);
+                let _ = result::stream::synchronize(std::ptr::null_mut());
+            }
         }
         // SAFETY: `start` came from `malloc_sync` in this context and is freed only here. Whoever had work on it in
         // a stream has waited for that work before letting go of the buffer.
