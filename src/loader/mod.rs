@@ -5,6 +5,8 @@ mod batch;
 mod build;
 mod builder;
 mod flight;
+#[cfg(test)]
+mod model;
 mod pipeline;
 mod plan;
 mod rate;
