@@ -2,6 +2,7 @@
 //! plain slice of the files gives.
 
 mod bad;
+mod gap;
 mod tenants;
 
 use std::collections::HashSet;
