@@ -353,6 +353,7 @@ impl Pipeline {
     /// fewer if something is wrong, so that those before the one that cannot be planned still come.
     fn plan(&mut self, task: &mut Task, batch: u64, together: usize) -> u64 {
         let number = self.first + self.filling.len() as u64;
+        let mut broken = None;
         for i in 0..together {
             let Some(slot) = self.spare.pop() else { break };
             let mut slot = slot.start();
@@ -363,17 +364,18 @@ impl Pipeline {
             };
             if let Err(error) = reopened {
                 self.spare.push(slot.abandon());
-                self.fail(number + i as u64, error);
+                broken = Some(error);
                 break;
             }
             self.address(&mut slot, task, batch + i as u64);
             if let Err(error) = self.bad.replace_in(slot.info_mut()) {
                 self.spare.push(slot.abandon());
-                self.fail(number + i as u64, error);
+                broken = Some(error);
                 break;
             }
             self.forming.push(slot);
         }
+        let formed = self.forming.len();
         let mut plan = self.idle.pop().unwrap_or_default();
         let mut planned = self.plan_reads(&mut plan);
         while self.forming.len() > 1 && planned.is_err() {
@@ -388,7 +390,10 @@ impl Pipeline {
             self.fail(number, error);
             return 0;
         }
-        let planned = self.forming.len() as u64;
+        let planned = self.forming.len();
+        if let (Some(error), true) = (broken, planned == formed) {
+            self.fail(number + planned as u64, error);
+        } // Else what is wrong with one before it is found next.
         let columns = self.setup.layout.columns.len();
         let sample_bytes = self.setup.dataset.sample_bytes();
         for (i, mut slot) in self.forming.drain(..).enumerate() {
@@ -401,7 +406,7 @@ impl Pipeline {
         }
         let left = plan.reads.len();
         self.groups.push_back(Group { plan, first: number, started: 0, left });
-        planned
+        planned as u64
     }
 
     /// Says in a slot which batch it is for.

@@ -3,7 +3,6 @@
 use super::*;
 
 #[test]
-#[ignore = "the reading thread waits for ever for a batch that it has not planned"]
 fn a_batch_that_cannot_be_planned_before_one_that_has_no_good_sample_ends_the_epoch_with_its_error() {
     // Each batch is one sample in a file of its own, and three batches are planned together.
     let data = Data::new(8192, &[1; 6]);

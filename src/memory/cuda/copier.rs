@@ -92,10 +92,9 @@ impl SlotEvents {
 
     /// Deals with the events that mark the last uses, once each.
     fn settle(&self, mut wait: impl FnMut(&Event) -> Result<()>) -> Result<()> {
-        for user in self.users().iter_mut() {
-            if std::mem::take(&mut user.pending) {
-                wait(&user.event)?;
-            }
+        for user in self.users().iter_mut().filter(|user| user.pending) {
+            wait(&user.event)?;
+            user.pending = false;
         }
         Ok(())
     }
