@@ -39,6 +39,7 @@ mod dataset;
 mod error;
 mod launch;
 mod loader;
+pub mod measure;
 mod memory;
 mod order;
 mod storage;

@@ -1,0 +1,8 @@
+//! The benchmark as a library: what was measured, how it is put together, and how it is told.
+
+mod report;
+
+pub use report::{
+    BenchReport, Cache, DataInfo, Failure, Limit, Limits, Machine, Mark, Quantiles, Run, Settings, Spread,
+    Summary, Sweep, SweepPoint,
+};
