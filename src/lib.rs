@@ -54,8 +54,8 @@ pub use dataset::{
 pub use error::{Error, ErrorKind, Result};
 pub use launch::{Agreement, Launcher, Rank};
 pub use loader::{
-    BadSample, BadSamples, Batch, ColumnView, Epoch, Loader, LoaderBuilder, MemoryUse, NotDirect, Report,
-    Source, StopHandle,
+    BadSample, BadSamples, Batch, Bottleneck, ColumnView, Epoch, Loader, LoaderBuilder, LoaderStats,
+    MemoryUse, NotDirect, Report, Source, Stage, StageStats, StatsHandle, StopHandle, Wait,
 };
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle, State};

@@ -172,6 +172,11 @@ impl BytesByWay {
         Way::ALL.into_iter().map(|way| (way, self.bytes(way)))
     }
 
+    /// What came since `earlier`.
+    pub(crate) fn since(&self, earlier: &BytesByWay) -> BytesByWay {
+        BytesByWay(std::array::from_fn(|i| self.0[i].saturating_sub(earlier.0[i])))
+    }
+
     pub(crate) fn add(&mut self, way: Way, bytes: u64) {
         self.0[way as usize] += bytes;
     }

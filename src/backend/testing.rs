@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::{Completion, ReadFailure, Reader, Request};
 use crate::storage::FileObserver;
@@ -93,12 +94,14 @@ pub(crate) struct Faults {
     plan: Box<dyn FnMut(&Attempt) -> Fate + Send>,
     /// Completions are held back and come in any order.
     disorder: Option<Random>,
+    /// Whoever waits for completions waits at least so long.
+    slow: Duration,
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Faults {
     pub(crate) fn new(plan: impl FnMut(&Attempt) -> Fate + Send + 'static) -> Self {
-        Faults { plan: Box::new(plan), disorder: None, seen: Arc::default() }
+        Faults { plan: Box::new(plan), disorder: None, slow: Duration::ZERO, seen: Arc::default() }
     }
 
     pub(crate) fn none() -> Self {
@@ -107,6 +110,11 @@ impl Faults {
 
     pub(crate) fn disorder(mut self, seed: u64) -> Self {
         self.disorder = Some(Random(seed));
+        self
+    }
+
+    pub(crate) fn slow(mut self, wait: Duration) -> Self {
+        self.slow = wait;
         self
     }
 
@@ -242,6 +250,7 @@ impl Reader for FaultyReader {
 
     fn reap(&mut self, block: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         assert!(!block || !self.flights.is_empty(), "waits though nothing is in flight");
+        std::thread::sleep(self.faults.slow);
         self.take_in(block)?;
         let mut count = self.ready.len();
         if let Some(random) = &mut self.faults.disorder {

@@ -12,6 +12,7 @@ use super::ring::{Free, Ring};
 use super::staging::Staging;
 use super::start::Start;
 use super::stats::Stats;
+use super::timing::{Timing, Watch};
 use super::{Loader, LoaderBuilder, Settings, Shared, StopHandle};
 use crate::backend::{Backend, Chosen, GdsSettings, Wanted, choose};
 use crate::dataset::Mixture;
@@ -179,12 +180,15 @@ impl LoaderBuilder {
             queue_depth: depth,
             io_bytes,
             lend_timeout: self.lend_timeout,
+            trace: self.trace,
             device_bytes: ring.bytes() + if by_gds { staging.bytes() } else { 0 },
             pinned_bytes: if by_gds { bounce_bytes } else { staging.bytes() },
             devices: target.devices(),
             device_reason: device_reason.into(),
             chosen,
         };
+        let timing = (self.stats || self.trace).then(|| Arc::new(Timing::new(self.trace, !on_gpu)));
+        let watch = |chunks| timing.clone().map(|timing| Watch::new(timing, chunks));
         let setup = Setup {
             dataset: Arc::clone(&self.dataset),
             layout,
@@ -194,6 +198,7 @@ impl LoaderBuilder {
             clear: self.clear_slots,
             bad_samples: self.bad_samples,
             limit: self.limit(io_bytes)?,
+            watch: watch(chunks),
             notes: self.notes(),
         };
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
@@ -227,6 +232,7 @@ impl LoaderBuilder {
                 fingerprint: self.fingerprint().into(),
                 ring,
                 stats,
+                timing: timing.clone(),
                 cancel,
             }),
             settings,
@@ -236,6 +242,8 @@ impl LoaderBuilder {
             stop: StopHandle(stop),
             stopped,
             running: false,
+            watch: watch(0),
+            stepping: None,
             stand,
             closed: None,
             process: std::process::id(),

@@ -1,8 +1,11 @@
 //! Reads in flight: from a planned read to payload in its slot, with what can go wrong on the way.
 
+use std::time::Instant;
+
 use super::bad::{Probe, Suspect};
 use super::pipeline::Pipeline;
 use super::plan::{PlannedRead, Target};
+use super::timing::Stage;
 use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Request, Way};
 use crate::storage::refuses_direct;
 use crate::{Error, ErrorKind, Result};
@@ -23,6 +26,8 @@ pub(super) struct Flight {
     /// Attempts that brought nothing new.
     fruitless: u32,
     direct: bool,
+    /// When it was started, if that is looked at.
+    began: Option<Instant>,
     /// It only finds out whether it can be done.
     probing: bool,
 }
@@ -43,6 +48,7 @@ impl Flight {
             base: 0,
             fruitless: 0,
             direct: false,
+            began: None,
             probing: false,
         }
     }
@@ -83,7 +89,8 @@ impl Pipeline {
             let chunk = if staged { self.staging.take() } else { None };
             self.tokens.pop();
             self.groups[at].started += 1;
-            let flight = Flight::new(self.first_group + at as u64, read, chunk);
+            let mut flight = Flight::new(self.first_group + at as u64, read, chunk);
+            flight.began = self.now();
             self.flights[token as usize] = Some(flight);
             if let Err(error) = self.launch(token, flight) {
                 self.give_up(token, &flight, error);
@@ -205,6 +212,12 @@ impl Pipeline {
     fn book(&mut self, flight: &Flight, way: Way) {
         let Flight { read, group, .. } = *flight;
         self.links.stats.count(read.file, way, flight.direct, read.payload.into(), flight.come.into());
+        if flight.began.is_some() {
+            let first = self.groups[(group - self.first_group) as usize].first.max(self.first);
+            let batch =
+                self.filling.get((first - self.first) as usize).map_or(0, |fill| fill.slot.info().batch);
+            self.took(Stage::Read, flight.began, batch, flight.come.into());
+        }
         let slot_bytes = self.ring.slot_bytes();
         let (fill_of, first, filling) = (&self.fill_of, self.first, &mut self.filling);
         let mut count = |to: usize, bytes: u32| {
@@ -298,6 +311,9 @@ impl Pipeline {
                 if let Some(flight) = &mut self.flights[token as usize] {
                     flight.chunk = None;
                 }
+                if let Some(watch) = &mut self.setup.watch {
+                    watch.queued[chunk as usize] = Some(Instant::now());
+                }
                 // SAFETY: the read has completed and brought every byte that the pieces need; the planner made them
                 // for this chunk size and ring; the chunk is taken until the copier gives it back, and the pieces
                 // are only read during the call. The slots are filling, and what used them before was waited for.
@@ -305,7 +321,12 @@ impl Pipeline {
             }
             // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
             // pieces for this chunk size and ring; chunk and these bytes of the slots belong to this read alone.
-            (Address::Host(start), ring, _) => unsafe { Gather::new(start, ring, pieces).run(None) },
+            (Address::Host(start), ring, _) => unsafe {
+                let from = self.setup.watch.as_ref().map(|_| Instant::now());
+                let copied = Gather::new(start, ring, pieces).run(None);
+                self.took(Stage::Copy, from, 0, flight.read.payload.into());
+                copied
+            },
             (Address::Device(_), ..) => Err(misplanned()),
         }
     }

@@ -5,6 +5,7 @@ mod batch;
 mod build;
 mod builder;
 mod flight;
+mod live;
 #[cfg(test)]
 mod model;
 mod pipeline;
@@ -14,19 +15,22 @@ mod ring;
 mod staging;
 mod start;
 mod stats;
+mod timing;
 
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
 pub use bad::{BadSample, BadSamples};
 pub use batch::{Batch, ColumnView};
 pub use builder::{LoaderBuilder, Source};
+pub use live::{Bottleneck, LoaderStats, StageStats};
 pub use stats::NotDirect;
+pub use timing::{Stage, Wait};
 
 use crate::backend::{Backend, BytesByWay, Chosen, Unavailable};
 use crate::cufile::Route;
@@ -38,6 +42,7 @@ use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery, Task};
 use ring::Ring;
 use stats::Stats;
+use timing::{Timing, Watch};
 
 /// Feeds batches of a dataset into memory, epoch after epoch.
 ///
@@ -71,6 +76,9 @@ pub struct Loader {
     stopped: Receiver<()>,
     /// An epoch was started, and that it is over has not been heard yet.
     running: bool,
+    /// Where the caller's times are noted, and since when it has been at work on a batch.
+    watch: Option<Watch>,
+    stepping: Option<Instant>,
     /// What comes next, if the caller goes on where it is.
     stand: Stand,
     /// Why the loader takes no more calls.
@@ -90,6 +98,8 @@ struct Shared {
     fingerprint: String,
     ring: Arc<Ring>,
     stats: Arc<Stats>,
+    /// For a loader that looks at itself.
+    timing: Option<Arc<Timing>>,
     cancel: Arc<AtomicBool>,
 }
 
@@ -105,6 +115,7 @@ pub(crate) struct Settings {
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
     pub(crate) lend_timeout: Duration,
+    pub(crate) trace: bool,
     pub(crate) devices: Vec<Device>,
     pub(crate) device_reason: String,
     pub(crate) chosen: Chosen,
@@ -319,6 +330,24 @@ impl Loader {
         }
     }
 
+    /// How the loader has spent its time so far; `None` unless [`LoaderBuilder::stats`] asked for it.
+    pub fn stats(&self) -> Option<LoaderStats> {
+        self.stats_handle().stats()
+    }
+
+    /// A handle by which another thread, such as one that shows progress or serves metrics, gets the same.
+    pub fn stats_handle(&self) -> StatsHandle {
+        StatsHandle { timing: self.shared.timing.clone(), stats: Arc::clone(&self.shared.stats) }
+    }
+
+    /// What every stage did when, as JSON that Chrome's `about:tracing` and Perfetto show; `None` unless
+    /// [`LoaderBuilder::trace`] asked for it.
+    pub fn trace_json(&self) -> Option<String> {
+        self.settings
+            .trace
+            .then(|| self.shared.timing.as_ref().map(|timing| live::chrome_trace(timing.spans())))?
+    }
+
     /// Payload bytes read from a file of the dataset so far: around the page cache, and through it.
     ///
     /// `file` counts the dataset's [`files`](Dataset::files); `None` beyond the last.
@@ -370,6 +399,20 @@ impl Drop for Loader {
     }
 }
 
+/// Looks at a loader's times from another thread.
+#[derive(Debug, Clone)]
+pub struct StatsHandle {
+    timing: Option<Arc<Timing>>,
+    stats: Arc<Stats>,
+}
+
+impl StatsHandle {
+    /// How the loader has spent its time so far; `None` unless [`LoaderBuilder::stats`] asked for it.
+    pub fn stats(&self) -> Option<LoaderStats> {
+        self.timing.as_ref().map(|timing| LoaderStats::new(timing, self.stats.bytes_by_way()))
+    }
+}
+
 /// Ends a loader's epochs from another thread.
 #[derive(Debug, Clone)]
 pub struct StopHandle(Sender<()>);
@@ -416,6 +459,10 @@ impl Epoch<'_> {
             return Ok(None);
         }
         loader.check_process()?;
+        let asked = loader.watch.as_ref().map(|_| Instant::now());
+        if let (Some(watch), Some(from)) = (&mut loader.watch, loader.stepping.take()) {
+            watch.took(Stage::Step, from, 0, 0);
+        }
         let delivery = loop {
             // `select!` takes any that is ready; a stop comes first.
             if !loader.stopped.is_empty() {
@@ -440,6 +487,11 @@ impl Epoch<'_> {
                 self.left = self.left.saturating_sub(1);
                 let lent = ready.lend(&loader.shared.ring);
                 loader.stand = lent.info().next;
+                if let (Some(watch), Some(from)) = (&mut loader.watch, asked) {
+                    watch.took(Stage::BatchWait, from, lent.info().batch, 0);
+                    watch.add_up();
+                    loader.stepping = Some(Instant::now());
+                }
                 Ok(Some(Batch::new(lent, Arc::clone(&loader.shared))))
             }
             Ok(Delivery::End) => {
@@ -464,6 +516,10 @@ impl Epoch<'_> {
 
     fn finish(&mut self) {
         self.left = 0;
+        self.loader.stepping = None;
+        if let Some(watch) = &mut self.loader.watch {
+            watch.add_up();
+        }
         self.loader.end_epoch();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
@@ -14,9 +14,10 @@ use super::rate::TokenBucket;
 use super::ring::{Filling, Free, Ready, Ring};
 use super::staging::Staging;
 use super::stats::Stats;
+use super::timing::{Stage, Wait, Watch};
 use crate::backend::{Address, Backend, Completion, Reader};
 use crate::dataset::Dataset;
-use crate::memory::cuda::{Copier, Pinned};
+use crate::memory::cuda::{Copier, Pinned, SlotEvents};
 use crate::order::{Batches, Course, Stand};
 use crate::storage::FileTable;
 use crate::{Error, ErrorKind, Result};
@@ -61,6 +62,8 @@ pub(crate) struct Setup {
     pub(crate) limit: Option<TokenBucket>,
     /// What becomes of samples that cannot be read.
     pub(crate) bad_samples: BadSamples,
+    /// Where times are noted, for a loader that looks at itself.
+    pub(crate) watch: Option<Watch>,
     /// What was found out when the loader was built and belongs in its report.
     pub(crate) notes: Vec<String>,
 }
@@ -224,11 +227,12 @@ impl Pipeline {
                 if together == 0 {
                     break;
                 }
-                batch += self.plan(&mut task, batch, together);
+                let from = self.now();
+                let planned = self.plan(&mut task, batch, together);
+                self.took(Stage::Plan, from, batch, 0);
+                batch += planned;
             }
-            if let Some(copier) = &mut self.copier {
-                copier.reclaim(|chunk| self.staging.give_back(chunk))?;
-            }
+            self.reclaim()?;
             if !self.suspects.is_empty() && self.tokens.len() == self.flights.len() {
                 self.investigate()?;
             }
@@ -239,13 +243,27 @@ impl Pipeline {
                 return self.failure.take().map_or(Ok(()), |(_, error)| Err(error));
             }
             if self.tokens.len() < self.flights.len() {
+                let from = self.now();
                 self.reap()?;
+                self.waited(Wait::Storage, from);
             } else if let Some(wait) = self.put_off.take() {
                 self.wait_for_bytes(wait);
             } else if !self.filling.is_empty() && self.suspects.is_empty() {
                 match &mut self.copier {
                     // What keeps the next read from starting is that all chunks are being copied from.
-                    Some(copier) if copier.is_busy() => copier.wait(|chunk| self.staging.give_back(chunk))?,
+                    Some(copier) if copier.is_busy() => {
+                        let from = self.setup.watch.as_ref().map(|_| Instant::now());
+                        // Copies into a slot wait until the caller's streams are done with it.
+                        let events = self.filling.iter().filter_map(|fill| fill.slot.info().events.as_ref());
+                        let by_caller = from.is_some() && { events }.any(SlotEvents::in_use);
+                        copier.wait(|chunk| {
+                            self.staging.give_back(chunk);
+                            if let Some(watch) = &mut self.setup.watch {
+                                watch.copied(chunk);
+                            }
+                        })?;
+                        self.waited(if by_caller { Wait::Slot } else { Wait::Copy }, from);
+                    }
                     _ => {
                         return Err(Error::new(
                             ErrorKind::Closed,
@@ -260,6 +278,34 @@ impl Pipeline {
             }
         }
         Ok(())
+    }
+
+    /// The time, if it is looked at.
+    pub(super) fn now(&self) -> Option<Instant> {
+        self.setup.watch.as_ref().map(|_| Instant::now())
+    }
+
+    pub(super) fn took(&mut self, stage: Stage, from: Option<Instant>, batch: u64, bytes: u64) {
+        if let (Some(watch), Some(from)) = (&mut self.setup.watch, from) {
+            watch.took(stage, from, batch, bytes);
+        }
+    }
+
+    fn waited(&mut self, wait: Wait, from: Option<Instant>) {
+        if let (Some(watch), Some(from)) = (&mut self.setup.watch, from) {
+            watch.waited(wait, from);
+        }
+    }
+
+    /// Takes back the chunks whose copies are done.
+    fn reclaim(&mut self) -> Result<()> {
+        let Some(copier) = &mut self.copier else { return Ok(()) };
+        copier.reclaim(|chunk| {
+            self.staging.give_back(chunk);
+            if let Some(watch) = &mut self.setup.watch {
+                watch.copied(chunk);
+            }
+        })
     }
 
     /// The batch in the slot of this number cannot come.
@@ -320,6 +366,13 @@ impl Pipeline {
 
     /// Waits until a slot comes back, or might as well. `false`: the epoch was cancelled, or the loader is gone.
     fn wait_for_slot(&mut self) -> bool {
+        let from = self.now();
+        let go_on = self.slot_comes();
+        self.waited(Wait::Slot, from);
+        go_on
+    }
+
+    fn slot_comes(&mut self) -> bool {
         let some_are_spare = !self.spare.is_empty();
         let patience = if some_are_spare { WINDOW_PATIENCE } else { Duration::MAX };
         select! {
@@ -334,7 +387,8 @@ impl Pipeline {
     }
 
     /// Waits until the limit lets the next read through, or something is asked of this thread.
-    fn wait_for_bytes(&self, wait: Duration) {
+    fn wait_for_bytes(&mut self, wait: Duration) {
+        let from = self.now();
         let Some(limit) = &self.setup.limit else { return };
         select! {
             // A start cannot come before this epoch has ended, and the loop sees that it was cancelled, or that the
@@ -342,6 +396,7 @@ impl Pipeline {
             recv(self.links.commands) -> _ => {}
             recv(limit.after(wait)) -> _ => {}
         }
+        self.waited(Wait::Limit, from);
     }
 
     /// Reads that are planned and not yet started.
@@ -454,6 +509,9 @@ impl Pipeline {
             if let Err(error) = self.send_off(&fill.slot) {
                 self.spare.push(fill.slot.abandon());
                 return Err(error);
+            }
+            if let Some(watch) = &mut self.setup.watch {
+                watch.add_up();
             }
             if let Err(lost) = self.links.deliveries.send(Delivery::Batch(fill.slot.finish())) {
                 if let Delivery::Batch(ready) = lost.into_inner() {

@@ -3,6 +3,7 @@
 
 mod bad;
 mod gap;
+mod live;
 mod tenants;
 
 use std::collections::HashSet;

@@ -90,6 +90,13 @@ impl SlotEvents {
         Ok(true)
     }
 
+    /// Whether a stream of the caller may still use the slot that was given back.
+    pub(crate) fn in_use(&self) -> bool {
+        self.users()
+            .iter()
+            .any(|user| user.stream.is_none() && user.event.passed().is_ok_and(|passed| !passed))
+    }
+
     /// Deals with the events that mark the last uses, once each.
     fn settle(&self, mut wait: impl FnMut(&Event) -> Result<()>) -> Result<()> {
         for user in self.users().iter_mut().filter(|user| user.pending) {
