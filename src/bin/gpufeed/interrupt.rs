@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,8 +14,11 @@ pub(crate) const STATUS: u8 = 130;
 
 /// What is not over by then, such as a read that hangs, is left to the kernel.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// The same as long as what was delivered is not on record, which on a busy disk takes its time.
+const PATIENCE_FOR_RECORD: Duration = Duration::from_secs(4);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static RECORDING: AtomicBool = AtomicBool::new(false);
 static STOP: Mutex<Option<StopHandle>> = Mutex::new(None);
 
 /// Whether the user wants the run to end.
@@ -31,6 +34,23 @@ pub(crate) fn stops(handle: StopHandle) {
     *STOP.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(handle);
 }
 
+/// A run that puts on record what it delivered, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Recording(());
+
+impl Recording {
+    pub(crate) fn begin() -> Self {
+        RECORDING.store(true, Ordering::Release);
+        Recording(())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        RECORDING.store(false, Ordering::Release);
+    }
+}
+
 /// Starts the thread that waits for signals. A reader that closes our standard output (`| head`) ends us quietly.
 pub(crate) fn listen() {
     // SAFETY: no other thread runs yet, and the default action replaces no handler of ours.
@@ -43,19 +63,52 @@ pub(crate) fn listen() {
     let wait = move || {
         let mut signals = signals;
         for _ in signals.forever() {
+            // It may come twice for one wish: from the terminal, and from a launcher that passes on what the terminal has
+            // sent it. The first is on its way to the end.
             if INTERRUPTED.swap(true, Ordering::AcqRel) {
-                std::process::exit(STATUS.into());
+                continue;
             }
+            let since = Instant::now();
             if let Some(handle) = &*STOP.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) {
                 handle.stop();
             }
-            std::thread::spawn(|| {
-                std::thread::sleep(PATIENCE);
+            std::thread::spawn(move || {
+                while !is_enough(since.elapsed(), RECORDING.load(Ordering::Acquire)) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
                 std::process::exit(STATUS.into());
             });
         }
     };
     if let Err(error) = std::thread::Builder::new().name("signals".into()).spawn(wait) {
         eprintln!("note: signals are not caught: {error}");
+    }
+}
+
+/// Whether a run that was to end so long ago has had its time.
+fn is_enough(since: Duration, recording: bool) -> bool {
+    since >= if recording { PATIENCE_FOR_RECORD } else { PATIENCE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_put_on_record_has_more_time_but_not_for_ever() {
+        for (tenths, recording, enough) in [
+            (7, false, false),
+            (7, true, false),
+            (8, false, true),
+            (8, true, false),
+            (39, true, false),
+            (40, true, true),
+        ] {
+            assert_eq!(
+                is_enough(Duration::from_millis(100 * tenths), recording),
+                enough,
+                "{tenths} {recording}"
+            );
+        }
     }
 }

@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::interrupt::Recording;
 use crate::loading::LoaderArgs;
 use crate::options::DatasetArgs;
 use crate::{interrupt, output};
@@ -104,11 +105,13 @@ impl Load {
             },
             state: loader.state(),
         };
+        let recording = (sinks.order.is_some() || self.state_out.is_some()).then(Recording::begin);
         let progress = self.progress(&loader);
         let outcome = self.epochs(&mut loader, &mut totals, &mut sinks, &progress);
         progress.finish_and_clear();
         // Whatever ended the run, what was delivered is on record.
         let kept = sinks.flush().and_then(|()| self.keep(&sinks.state));
+        drop(recording);
         outcome?;
         kept?;
         totals.seconds = start.elapsed().as_secs_f64();
