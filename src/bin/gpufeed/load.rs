@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use gpufeed::{Batch, ColumnView, Dtype, Loader, State};
+use gpufeed::{Batch, ColumnView, Dtype, Loader, Rank, State};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::interrupt::Recording;
 use crate::loading::LoaderArgs;
-use crate::options::DatasetArgs;
-use crate::{interrupt, output};
+use crate::options::{DatasetArgs, WrongArguments};
+use crate::{interrupt, output, ranked};
 
 #[derive(Debug, Args)]
 pub(crate) struct Load {
@@ -27,16 +27,20 @@ pub(crate) struct Load {
     /// those of its columns, one after the other.
     #[arg(long)]
     digest: bool,
-    /// Write the delivered sample numbers to this file, one a line.
+    /// Write the delivered sample numbers to this file, one a line. With several ranks write {rank} into the path, which
+    /// stands for the number of the rank.
     #[arg(long, value_name = "FILE")]
     order_out: Option<PathBuf>,
     /// Print the first N batches: their samples and the first values of each column.
     #[arg(long, value_name = "N", default_value_t = 0)]
     show: u64,
-    /// Go on from the state in this file, which --state-out wrote. World size and batch size may be others than they were.
+    /// Go on from the state in this file, which --state-out wrote; all ranks from the same. World size and batch size may
+    /// be others than they were.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Write the state of the run to this file when it ends, is interrupted, or fails.
+    /// Write the state of the run to this file when it ends, is interrupted, or fails. With {rank} in the path, which stands
+    /// for the number of the rank, each rank writes its own, and the one at the smallest position counts what all have
+    /// delivered. Without it rank 0 alone writes, and what others had not reached by then would not come.
     #[arg(long, value_name = "FILE")]
     state_out: Option<PathBuf>,
     /// Write it after every N batches as well.
@@ -79,11 +83,13 @@ struct Totals {
 }
 
 impl Load {
-    pub(crate) fn run(self) -> anyhow::Result<()> {
+    pub(crate) fn run(mut self) -> anyhow::Result<()> {
         // The clock includes opening files, allocating memory and starting threads: a user waits for those too.
         let (start, cpu_start) = (Instant::now(), output::cpu_seconds());
+        let rank = self.loader.rank()?;
+        self.settle_files(&rank)?;
         let resume = self.resume.as_ref().map(State::read).transpose()?;
-        let mut loader = self.loader.build(&self.dataset, resume)?;
+        let mut loader = self.loader.build(&self.dataset, &rank, resume)?;
         interrupt::stops(loader.stop_handle());
 
         let mut totals = Totals {
@@ -123,6 +129,43 @@ impl Load {
             self.as_text(&loader, &totals, &sinks.state, digest);
             Ok(())
         }
+    }
+
+    /// Settles which files this rank writes, so that no two ranks write one. Those that a launcher started have one
+    /// command line; by hand each has its own, and the paths in it are meant as they are.
+    fn settle_files(&mut self, rank: &Rank) -> anyhow::Result<()> {
+        let by_hand = rank.world_size() == 1 || self.loader.rank_by_hand();
+        let shared = |path: &PathBuf| !by_hand && !ranked::names_rank(path);
+        if let Some(path) = self.order_out.as_ref().filter(|path| shared(path)) {
+            return Err(WrongArguments(format!(
+                "--order-out {0}: all {1} ranks would write this file, each over what the others wrote; write {{rank}} \
+                 where the number of the rank is to be, as in {0}.{{rank}}",
+                path.display(),
+                rank.world_size()
+            ))
+            .into());
+        }
+        if let Some(path) = self.resume.as_ref().filter(|path| ranked::names_rank(path)) {
+            return Err(WrongArguments(format!(
+                "--resume {}: all ranks go on from one state; of those that ranks have written it is the one at the \
+                 smallest position",
+                path.display()
+            ))
+            .into());
+        }
+        if let Some(path) = self.state_out.as_ref().filter(|path| shared(path)) {
+            match rank.rank() {
+                0 => eprintln!(
+                    "note: rank 0 alone writes the state to {0}; as {0}.{{rank}} each rank would write its own",
+                    path.display()
+                ),
+                _ => self.state_out = None,
+            }
+        }
+        for path in [&mut self.order_out, &mut self.state_out].into_iter().flatten() {
+            *path = ranked::path_of(path, rank.rank());
+        }
+        Ok(())
     }
 
     /// Goes through the epochs, from where the loader stands on.

@@ -147,9 +147,23 @@ impl FromStr for DeviceArg {
 }
 
 impl LoaderArgs {
-    /// Finds out the rank, opens what else is mixed in, and builds the loader.
-    pub(crate) fn build(&self, data: &DatasetArgs, resume: Option<State>) -> anyhow::Result<Loader> {
-        let rank = self.rank.find()?;
+    /// Finds out the rank.
+    pub(crate) fn rank(&self) -> anyhow::Result<Rank> {
+        self.rank.find()
+    }
+
+    /// Whether the command line itself says the rank, so that it is another one for each.
+    pub(crate) fn rank_by_hand(&self) -> bool {
+        self.rank.rank.is_some()
+    }
+
+    /// Opens what else is mixed in, and builds the loader.
+    pub(crate) fn build(
+        &self,
+        data: &DatasetArgs,
+        rank: &Rank,
+        resume: Option<State>,
+    ) -> anyhow::Result<Loader> {
         let devices: Vec<Device> = self
             .device
             .iter()

@@ -7,6 +7,7 @@ mod load;
 mod loading;
 mod options;
 mod output;
+mod ranked;
 mod selftest;
 
 use std::process::ExitCode;
