@@ -2,12 +2,14 @@
 //! process writes down what it found out about itself. A launcher within a launcher is a process that starts further
 //! ones as `torchrun` does.
 
+mod launchers_common;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use gpufeed::{Launcher, Rank};
+use launchers_common::{command, ended, installed, open_mpi};
 use tempfile::TempDir;
 
 /// The folder into which the started processes write.
@@ -78,47 +80,24 @@ fn torchrun(count: u32) {
 }
 
 fn test_program() -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_rank"]);
-    command
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "a_rank"]);
+    program
 }
 
 /// Has `launcher` start the test program, and returns what its processes found, by rank.
 fn launch(launcher: &[&str], variables: &[(&str, &str)]) -> Vec<Found> {
     let folder = TempDir::new().unwrap();
     let program = test_program();
-    let mut command = Command::new(launcher[0]);
-    // The tests may themselves run under a launcher.
-    let theirs =
-        ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI", "MPI_", "SLURM_"];
-    for (name, _) in std::env::vars_os() {
-        if theirs.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
-    let mut child = command
-        .args(&launcher[1..])
+    let mut child = command(launcher)
         .arg(program.get_program())
         .args(program.get_args())
-        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env(RANK, folder.path())
         .envs(variables.iter().copied())
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > end {
-            child.kill().unwrap();
-            panic!("{} did not end", launcher[0]);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let status = ended(&mut child, launcher[0]);
     assert!(status.success(), "{launcher:?}: {status}");
     let files = fs::read_dir(folder.path()).unwrap();
     let mut found: Vec<Found> =
@@ -161,34 +140,16 @@ fn job(found: &[Found]) -> String {
     found[0].as_ref().unwrap().as_ref().unwrap().job.clone()
 }
 
-/// The first of `names` that is a program which says `says` of its version.
-fn installed(names: &[&'static str], says: &str, package: &str) -> Option<&'static str> {
-    let found = names.iter().copied().find(|name| {
-        let output = Command::new(name).arg("--version").output();
-        output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(says))
-    });
-    if found.is_none() {
-        eprintln!("skipped: none of {} is here (Debian: {package})", names.join(", "));
-        assert!(std::env::var_os("CI").is_none(), "the checks promise to run this");
-    }
-    found
-}
-
-/// More ranks than a small machine has cores.
-fn open_mpi(ranks: &'static str) -> Option<[&'static str; 4]> {
-    let mpirun = installed(&["mpirun.openmpi", "mpirun"], "Open MPI", "openmpi-bin")?;
-    Some([mpirun, "--oversubscribe", "-n", ranks])
-}
-
 #[test]
 fn ranks_of_open_mpi_know_which_they_are_and_what_job_they_belong_to() {
-    let Some(mpirun) = open_mpi("4") else { return };
-    let found = launch(&mpirun, &[]);
+    let Some(mpirun) = open_mpi() else { return };
+    let four = [&mpirun[..], &["-n", "4"]].concat();
+    let found = launch(&four, &[]);
     let first = job(&found);
     assert!(first.starts_with("openmpi ") && first.len() > "openmpi ".len(), "{first:?}");
     assert_eq!(found, ranks(4, Launcher::OpenMpi, &first));
     // The next job has another name.
-    let found = launch(&mpirun, &[]);
+    let found = launch(&four, &[]);
     assert_eq!(found, ranks(4, Launcher::OpenMpi, &job(&found)));
     assert_ne!(job(&found), first);
 }
@@ -201,8 +162,8 @@ fn ranks_of_mpich_know_which_they_are() {
 
 #[test]
 fn ranks_of_torchrun_that_mpirun_has_started_are_those_of_torchrun() {
-    let Some(mpirun) = open_mpi("2") else { return };
-    let found = launch(&mpirun, &[(AGENT, "2")]);
+    let Some(mpirun) = open_mpi() else { return };
+    let found = launch(&[&mpirun[..], &["-n", "2"]].concat(), &[(AGENT, "2")]);
     let seen: Vec<_> = found.iter().map(|found| found.as_ref().unwrap().as_ref().unwrap()).collect();
     assert_eq!(seen.iter().map(|seen| seen.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
     for seen in seen {
@@ -214,9 +175,9 @@ fn ranks_of_torchrun_that_mpirun_has_started_are_those_of_torchrun() {
 
 #[test]
 fn variables_that_contradict_mpirun_are_told() {
-    let Some(mpirun) = open_mpi("2") else { return };
+    let Some(mpirun) = open_mpi() else { return };
     // They say the same as rank 0 of this job does, and not what rank 1 does.
-    let found = launch(&mpirun, &[("RANK", "0"), ("WORLD_SIZE", "2")]);
+    let found = launch(&[&mpirun[..], &["-n", "2"]].concat(), &[("RANK", "0"), ("WORLD_SIZE", "2")]);
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].as_ref().unwrap().as_ref().unwrap().rank, 0);
     let error = found[1].as_ref().unwrap_err();
