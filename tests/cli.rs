@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -356,6 +357,53 @@ fn an_interrupt_ends_a_long_run_soon_with_its_own_status() {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             interrupted(&["load", digits, "--epochs", "100000000", "--backend", backend, "--json"], signal);
         }
+        // Waiting for the next byte that it may read.
+        interrupted(&["load", digits, "--limit-rate", "1", "--backend", backend, "--json"], libc::SIGINT);
+    }
+}
+
+#[test]
+fn a_signal_at_any_moment_ends_a_run_and_leaves_a_whole_state_or_none() {
+    let (folder, digits) = (folder(), repository("datasets/digits"));
+    let backends: Vec<_> = BACKENDS.into_iter().filter(|name| *name != "uring" || uring_works()).collect();
+    for round in 0..60u64 {
+        let state = folder.path().join(format!("{round}.json"));
+        let mut child = gpufeed()
+            .args(["load", digits.to_str().unwrap(), "--epochs", "100000000", "--json", "--shuffle", "full"])
+            .args(["--backend", backends[round as usize % backends.len()], "--state-out"])
+            .arg(&state)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From before it listens to signals until it is well under way.
+        std::thread::sleep(Duration::from_micros(round * round * 30));
+        let signal = [libc::SIGINT, libc::SIGTERM][round as usize / 2 % 2];
+        // SAFETY: the process is a child that was not waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "round {round}: it goes on"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let before = status.signal() == Some(signal);
+        assert!(before || status.code() == Some(130), "round {round}: {status:?}");
+        if state.exists() {
+            gpufeed::State::read(&state).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_selftest_removes_its_files() {
+    let folder = folder();
+    let here = folder.path().to_str().unwrap();
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        interrupted(&["selftest", "--dir", here, "--json"], signal);
+        assert_eq!(fs::read_dir(here).unwrap().count(), 0);
     }
 }
 

@@ -1,7 +1,8 @@
 //! SIGINT and SIGTERM: stop cleanly, and in any case soon.
 
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -20,6 +21,7 @@ const PATIENCE_FOR_RECORD: Duration = Duration::from_secs(4);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static RECORDING: AtomicBool = AtomicBool::new(false);
 static STOP: Mutex<Option<StopHandle>> = Mutex::new(None);
+static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Whether the user wants the run to end.
 pub(crate) fn interrupted() -> bool {
@@ -28,10 +30,26 @@ pub(crate) fn interrupted() -> bool {
 
 /// Has a loader stopped by the next signal.
 pub(crate) fn stops(handle: StopHandle) {
+    // A signal that comes from here on waits for the lock, and then finds the handle.
+    let mut stop = STOP.lock().unwrap_or_else(PoisonError::into_inner);
     if interrupted() {
         handle.stop();
     }
-    *STOP.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(handle);
+    *stop = Some(handle);
+}
+
+/// Has a folder removed if the process has to be cut off.
+pub(crate) fn removes(folder: &Path) {
+    *FOLDER.lock().unwrap_or_else(PoisonError::into_inner) = Some(folder.into());
+}
+
+fn cut_off() -> ! {
+    if let Some(folder) = &*FOLDER.lock().unwrap_or_else(PoisonError::into_inner) {
+        // What is just being written into it would keep it there.
+        let removed = || std::fs::remove_dir_all(folder).is_ok() || !folder.exists();
+        let _ = (0..20).any(|_| removed());
+    }
+    std::process::exit(STATUS.into());
 }
 
 /// A run that puts on record what it delivered, until this is dropped.
@@ -69,14 +87,14 @@ pub(crate) fn listen() {
                 continue;
             }
             let since = Instant::now();
-            if let Some(handle) = &*STOP.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+            if let Some(handle) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner) {
                 handle.stop();
             }
             std::thread::spawn(move || {
                 while !is_enough(since.elapsed(), RECORDING.load(Ordering::Acquire)) {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                std::process::exit(STATUS.into());
+                cut_off();
             });
         }
     };

@@ -70,6 +70,7 @@ impl Selftest {
         let folder = Folder(self.dir.join(format!("gpufeed-selftest-{}", std::process::id())));
         std::fs::create_dir_all(&folder.0)
             .with_context(|| format!("{}: cannot make it", folder.0.display()))?;
+        interrupt::removes(&folder.0);
         let data = RECORDS
             .iter()
             .map(|&record| Data::write(&folder.0, record))
@@ -91,10 +92,9 @@ impl Selftest {
                     continue;
                 }
                 for (name, case) in CASES {
-                    if interrupt::interrupted() {
-                        bail!("interrupted");
-                    }
-                    match case(&Setting { device, backend }, &data) {
+                    let outcome = case(&Setting { device, backend }, &data);
+                    go_on()?;
+                    match outcome {
                         Ok(()) => {
                             passed += 1;
                             self.say("ok", &format!("{device} {backend}: {name}"));
@@ -170,6 +170,12 @@ impl Selftest {
     }
 }
 
+/// An error after a signal, so that the folder goes before the process does.
+fn go_on() -> anyhow::Result<()> {
+    ensure!(!interrupt::interrupted(), "interrupted");
+    Ok(())
+}
+
 /// Whether a loader can be built at all.
 fn works(setting: Setting, data: &Data) -> gpufeed::Result<()> {
     data.dataset().and_then(|dataset| setting.loader(dataset).build()).map(|_| ())
@@ -181,6 +187,7 @@ impl Data {
         let count = (FILE_BYTES / record).clamp(2, 5000);
         let (mut files, mut bytes) = (Vec::new(), Vec::new());
         for (i, samples) in [count, count / 2 + 1].into_iter().enumerate() {
+            go_on()?;
             let first = bytes.len() as u64;
             let part: Vec<u8> = (first..first + samples * record).map(byte_at).collect();
             let path = folder.join(format!("records-{record}-{i}.bin"));
@@ -205,6 +212,7 @@ impl Data {
 
     /// Every sample of a batch is what the file has.
     fn check(&self, batch: &Batch, buffer: &mut Vec<u8>) -> anyhow::Result<()> {
+        go_on()?;
         batch.column("data")?.copy_to_host(buffer)?;
         for (&number, found) in batch.samples().iter().zip(buffer.chunks_exact(self.record as usize)) {
             let right = self.sample(number);
