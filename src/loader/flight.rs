@@ -168,6 +168,7 @@ impl Pipeline {
             Err(ReadFailure::Refused(n, _)) => self.advance(&mut flight, n),
             Err(ReadFailure::Copy(error)) => Err(self.placed(&flight, error)),
             Err(ReadFailure::Panicked(message)) => {
+                self.links.stats.note_panic(&message);
                 Err(Error::new(ErrorKind::Panicked, format!("a reading thread panicked: {message}"))
                     .by(self.name()))
             }

@@ -209,11 +209,14 @@ impl Loader {
 
     fn begin(&mut self, stand: Stand) -> Result<Epoch<'_>> {
         self.check_process()?;
+        // Nothing is left of an epoch that was dropped; one that was forgotten is still running.
+        self.end_epoch();
+        if let (None, Some(message)) = (&self.closed, self.shared.stats.panic()) {
+            self.closed = Some(format!("a reading thread panicked: {message}"));
+        }
         if let Some(why) = &self.closed {
             return Err(Error::new(ErrorKind::Closed, format!("the loader was closed: {why}")));
         }
-        // Nothing is left of an epoch that was dropped; one that was forgotten is still running.
-        self.end_epoch();
         let Stand { epoch, position } = stand;
         let batches = self.settings.batches.starting_at(position)?;
         let course = self.shared.run.epoch(epoch)?;

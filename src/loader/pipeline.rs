@@ -15,7 +15,7 @@ use super::ring::{Filling, Free, Ready, Ring};
 use super::staging::Staging;
 use super::stats::Stats;
 use super::timing::{Stage, Wait, Watch};
-use crate::backend::{Address, Backend, Completion, Reader};
+use crate::backend::{Address, Backend, Completion, ReadFailure, Reader};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned, SlotEvents};
 use crate::order::{Batches, Course, Stand};
@@ -552,6 +552,9 @@ impl Pipeline {
             let mut done = std::mem::take(&mut self.done);
             let waited = self.reader.reap(true, &mut done);
             for completion in done.drain(..) {
+                if let Err(ReadFailure::Panicked(message)) = &completion.result {
+                    self.links.stats.note_panic(message);
+                }
                 self.land(completion.token);
             }
             self.done = done;

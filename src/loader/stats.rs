@@ -1,8 +1,8 @@
 //! What the reading thread counts, for others to look at.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use super::bad::BadSample;
 use crate::backend::{BytesByWay, Way};
@@ -17,6 +17,9 @@ pub(crate) struct Stats {
     files: Vec<[AtomicU64; 2]>,
     /// Written at the end of an epoch, and when a bad sample is found.
     words: Mutex<Words>,
+    /// What the first panic of a thread that reads for the reading thread said. The epoch may not have told it: it was
+    /// left, or another read failed first.
+    panic: OnceLock<String>,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +36,7 @@ impl Stats {
             bytes_read: AtomicU64::new(0),
             files: (0..files).map(|_| Default::default()).collect(),
             words: Mutex::default(),
+            panic: OnceLock::new(),
         }
     }
 
@@ -77,6 +81,14 @@ impl Stats {
             files: it.files,
         };
         words.passed_over.iter().map(of).collect()
+    }
+
+    pub(crate) fn note_panic(&self, message: &str) {
+        let _ = self.panic.set(message.into());
+    }
+
+    pub(crate) fn panic(&self) -> Option<&str> {
+        self.panic.get().map(String::as_str)
     }
 
     pub(crate) fn notes(&self) -> Vec<String> {

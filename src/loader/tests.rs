@@ -429,6 +429,45 @@ fn a_panic_of_a_thread_of_the_pool_reaches_the_caller_and_closes_the_loader() {
 }
 
 #[test]
+fn a_panic_of_a_thread_of_the_pool_closes_the_loader_even_if_no_epoch_could_tell_it() {
+    for backend in [Backend::Pread, Backend::PageCache] {
+        let mut unseen = 0;
+        for round in 0..120u64 {
+            let data = Data::new(5000, &[60]);
+            let (at, hidden) = (round % 30, round % 4 < 2);
+            let faults = Faults::new(move |read| match read.number {
+                n if n == at => Fate::PanicInThread,
+                // The epoch tells of what is missing first.
+                n if hidden && n + 3 == at => Fate::Fail(libc::EIO),
+                _ => Fate::Pass,
+            });
+            let seen = faults.seen();
+            let builder = data.loader().backend(backend).batch_size(4).io_bytes(4096).prefetch(3);
+            let mut loader = with(faults, builder).build().unwrap();
+            let mut epoch = loader.epoch(0).unwrap();
+            let told = epoch.next().unwrap().err().map(|error| error.kind());
+            // It is left with reads in flight, or goes on until it is ended.
+            match round % 3 {
+                0 => drop(epoch),
+                1 => std::mem::forget(epoch),
+                _ => drop((epoch.next(), epoch)),
+            }
+            loader.resume(&loader.state()).unwrap();
+            if look(&seen).started <= at {
+                continue; // not even read ahead
+            }
+            unseen += u64::from(told != Some(ErrorKind::Panicked));
+            for _ in 0..2 {
+                let error = loader.next_epoch().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Closed);
+                assert!(error.to_string().contains("as the test asks"), "{error}");
+            }
+        }
+        assert!(unseen > 10, "the epochs told of all but {unseen} panics");
+    }
+}
+
+#[test]
 fn a_consumer_may_leave_an_epoch_at_any_batch_and_come_back() {
     for backend in backends() {
         let data = Data::new(3001, &[50, 25]);
