@@ -147,3 +147,28 @@ impl Drop for PoolReader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_pool_that_cannot_be_made_whole_leaves_no_thread() {
+        let (held, made) = (Arc::new(()), Cell::new(0));
+        let made = PoolReader::with(50, || {
+            made.set(made.get() + 1);
+            if made.get() == 40 {
+                return Err(Error::argument("as the test asks"));
+            }
+            let held = Arc::clone(&held);
+            Ok(Box::new(move |request| {
+                let _ = &held;
+                read(request, None)
+            }))
+        });
+        assert!(made.unwrap_err().to_string().contains("as the test asks"));
+        // Each thread had one until its end.
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+}

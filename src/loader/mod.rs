@@ -388,6 +388,8 @@ impl Drop for Loader {
             // In a forked child there is no thread to wait for, and whatever lock of a channel one held at the fork
             // is held for ever: the channels are left as they are.
             std::mem::forget(self.commands.take());
+            // The system may have given what the thread was known by to one that was started since.
+            std::mem::forget(self.thread.take());
             std::mem::forget(std::mem::replace(&mut self.deliveries, crossbeam_channel::never()));
             std::mem::forget(std::mem::replace(&mut self.stopped, crossbeam_channel::never()));
             std::mem::forget(std::mem::replace(&mut self.stop, StopHandle(crossbeam_channel::bounded(1).0)));
@@ -466,6 +468,8 @@ impl Epoch<'_> {
         if let (Some(watch), Some(from)) = (&mut loader.watch, loader.stepping.take()) {
             watch.took(Stage::Step, from, 0, 0);
         }
+        // With no patience at all it would look again and again while a batch is being read.
+        let patience = loader.settings.lend_timeout.max(Duration::from_millis(1));
         let delivery = loop {
             // `select!` takes any that is ready; a stop comes first.
             if !loader.stopped.is_empty() {
@@ -474,7 +478,7 @@ impl Epoch<'_> {
             select! {
                 recv(loader.deliveries) -> delivery => break delivery,
                 recv(loader.stopped) -> _ => loader.stop.stop(), // put back for later epochs
-                default(loader.settings.lend_timeout) => {
+                default(patience) => {
                     let (lent, slots) = (loader.shared.ring.lent(), loader.shared.ring.slots());
                     if lent == slots {
                         return Err(Error::new(ErrorKind::SlotsExhausted, format!(

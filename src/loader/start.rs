@@ -49,7 +49,11 @@ impl Start {
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start the reading thread").caused_by(e))?;
         match starting.recv() {
             Ok(Ok(())) => Ok(thread),
-            Ok(Err(error)) => Err(error),
+            Ok(Err(error)) => {
+                // It has nothing left to do; nobody who counts threads or limits their number shall find it.
+                let _ = thread.join();
+                Err(error)
+            }
             Err(_) => {
                 let why = thread.join().err().map_or("it ended".into(), |panic| panic_message(&*panic));
                 Err(Error::new(ErrorKind::Panicked, format!("the reading thread panicked: {why}")))
