@@ -86,6 +86,8 @@ pub(crate) struct Seen {
     pub(crate) most_in_flight: usize,
     pub(crate) cut: u64,
     pub(crate) failed: u64,
+    /// Reads that were started and whose end was not told, now or when the reader was dropped.
+    pub(crate) in_flight: usize,
     pub(crate) dropped: bool,
 }
 
@@ -228,7 +230,8 @@ impl Reader for FaultyReader {
         self.flights.insert(request.token, Airborne { fate, dest, len });
         {
             let mut seen = self.seen();
-            seen.most_in_flight = seen.most_in_flight.max(self.flights.len());
+            seen.in_flight = self.flights.len();
+            seen.most_in_flight = seen.most_in_flight.max(seen.in_flight);
         }
         match fate {
             Fate::Fail(errno) => {
@@ -265,6 +268,7 @@ impl Reader for FaultyReader {
             }
             done.push(completion);
         }
+        self.seen().in_flight = self.flights.len();
         Ok(())
     }
 

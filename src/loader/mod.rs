@@ -564,4 +564,6 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 #[cfg(test)]
+mod soak;
+#[cfg(test)]
 mod tests;

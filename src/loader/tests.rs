@@ -23,8 +23,8 @@ use crate::dataset::Dtype;
 use crate::order::{LastBatch, Order, Shuffle};
 
 /// Files of records in a folder on a real disk, and all of their bytes.
-struct Data {
-    dataset: Arc<Dataset>,
+pub(super) struct Data {
+    pub(super) dataset: Arc<Dataset>,
     paths: Vec<PathBuf>,
     bytes: Vec<u8>,
     record: usize,
@@ -32,7 +32,7 @@ struct Data {
 }
 
 impl Data {
-    fn new(record: usize, shards: &[usize]) -> Data {
+    pub(super) fn new(record: usize, shards: &[usize]) -> Data {
         let folder = tempfile::tempdir_in(".").unwrap();
         let mut random = Random(record as u64);
         let (mut paths, mut bytes) = (Vec::new(), Vec::new());
@@ -55,11 +55,11 @@ impl Data {
         Data { dataset, paths, bytes, record, _folder: folder }
     }
 
-    fn loader(&self) -> LoaderBuilder {
+    pub(super) fn loader(&self) -> LoaderBuilder {
         Loader::builder(Arc::clone(&self.dataset))
     }
 
-    fn sample(&self, sample: u64) -> &[u8] {
+    pub(super) fn sample(&self, sample: u64) -> &[u8] {
         &self.bytes[sample as usize * self.record..][..self.record]
     }
 
@@ -116,7 +116,7 @@ fn stored(data: &Data) -> Order {
 }
 
 /// The backends that work here. `pread` and `page-cache` always do.
-fn backends() -> Vec<Backend> {
+pub(super) fn backends() -> Vec<Backend> {
     let all = [Backend::Uring, Backend::Pread, Backend::PageCache];
     all.into_iter().filter(|backend| backend.probe().is_ok()).collect()
 }
@@ -142,7 +142,7 @@ fn with(faults: Faults, mut builder: LoaderBuilder) -> LoaderBuilder {
     builder
 }
 
-fn look(seen: &Mutex<Seen>) -> Seen {
+pub(super) fn look(seen: &Mutex<Seen>) -> Seen {
     seen.lock().unwrap().clone()
 }
 
