@@ -87,8 +87,15 @@ fn never_hangs<T>(body: impl FnOnce() -> T) -> T {
 fn loaders_epochs_and_batches_may_go_to_other_threads() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
-    (send::<Loader>(), send::<Epoch<'_>>(), send::<Batch>(), send::<LoaderBuilder>());
-    (send::<StopHandle>(), sync::<StopHandle>(), sync::<Batch>(), sync::<Loader>(), send::<Error>());
+    send::<Loader>();
+    send::<Epoch<'_>>();
+    send::<Batch>();
+    send::<LoaderBuilder>();
+    send::<StopHandle>();
+    sync::<StopHandle>();
+    sync::<Batch>();
+    sync::<Loader>();
+    send::<Error>();
 }
 
 #[test]
