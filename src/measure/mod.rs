@@ -1,8 +1,10 @@
 //! The benchmark as a library: what was measured, how it is put together, and how it is told.
 
 mod report;
+mod tune;
 
 pub use report::{
     BenchReport, Cache, DataInfo, Failure, Limit, Limits, Machine, Mark, Quantiles, Run, Settings, Spread,
     Summary, Sweep, SweepPoint,
 };
+pub use tune::{Candidate, Tuning, Tunings, tune};
