@@ -161,7 +161,8 @@ impl LoaderBuilder {
             })?;
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
-        let together = window.map_or(1, |window| window.div_ceil(batches.global()));
+        // A window may be larger than the epoch.
+        let together = window.map_or(1, |window| window.min(run.samples).div_ceil(batches.global()));
         let (ring, free) = self.ring(&layout, (chunks, depth, by_gds), target, together)?;
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
         let context = target.contexts().first().filter(|_| by_gds);
@@ -327,8 +328,9 @@ impl LoaderBuilder {
             Some(batches) => batches,
             None => {
                 let ahead = AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16);
-                // Two windows: one for the caller, and one to be read meanwhile.
-                let windows = (2 * together.min(MOST_REGIONS)).min(WINDOW_BYTES / slot_bytes);
+                // Two windows: one for the caller, and one to be read meanwhile. No more than can be had.
+                let most = (WINDOW_BYTES / slot_bytes).min(MOST_REGIONS.saturating_sub(chunks.into()));
+                let windows = together.saturating_mul(2).min(most);
                 ahead.max(windows.saturating_sub(1)) as u32
             }
         };

@@ -704,6 +704,28 @@ fn memory_is_what_was_said_and_a_limit_below_it_is_refused_before_anything_is_re
 }
 
 #[test]
+fn windows_of_any_size_leave_a_ring_that_can_be_had() {
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let path = folder.path().join("sparse.bin");
+    fs::File::create(&path).unwrap().set_len(20 << 20).unwrap();
+    let dataset = Arc::new(Dataset::builder().records("x", path, Dtype::U8, &[1]).build().unwrap());
+    for (shuffle, batch_size, most) in [
+        // More batches in a window than the kernel takes buffers.
+        (Shuffle::blocks_of(1), 64, 16 << 10),
+        (Shuffle::Blocks { block: 1, window: u64::MAX }, 1, 16 << 10),
+        // A window that is larger than the epoch, which has 20 batches: twice that.
+        (Shuffle::Blocks { block: 1 << 20, window: u64::MAX }, 1 << 20, 40 + 64),
+    ] {
+        for queue_depth in [1, 64] {
+            let builder = Loader::builder(Arc::clone(&dataset)).shuffle(shuffle).batch_size(batch_size);
+            let builder = builder.queue_depth(queue_depth).io_bytes(4096).backend(Backend::PageCache);
+            let loader = builder.build().unwrap();
+            assert!(loader.prefetch() + queue_depth < most, "{shuffle}: {}", loader.prefetch());
+        }
+    }
+}
+
+#[test]
 fn a_file_truncated_while_it_is_read_is_told_as_changed() {
     for backend in backends() {
         let data = Data::new(4096, &[64]);
