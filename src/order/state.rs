@@ -71,13 +71,7 @@ impl State {
     pub(crate) fn stand_in(&self, dataset: &str, shuffle: Shuffle, seed: u64, samples: u64) -> Result<Stand> {
         let mut differs = Vec::new();
         if self.version != VERSION {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the state has the format version {}, this is a reader of version {VERSION}",
-                    self.version
-                ),
-            ));
+            return Err(other_version(self.version.into()));
         }
         if self.dataset != dataset {
             differs.push(format!("its dataset has the fingerprint {}, this one {dataset}", self.dataset));
@@ -142,7 +136,8 @@ impl State {
     /// Reads a state that [`write`](State::write) wrote.
     ///
     /// # Errors
-    /// `NotFound` or `Io` if the file cannot be read, `InvalidData` if it is no state.
+    /// `NotFound` or `Io` if the file cannot be read, `InvalidData` if it is no state, `Unsupported` if a later version of
+    /// this crate wrote it.
     pub fn read(path: impl AsRef<Path>) -> Result<State> {
         // A state is some hundred bytes; a file that is none may be anything, a device even.
         const LONGEST: u64 = 64 << 10;
@@ -151,8 +146,20 @@ impl State {
         let mut text = Vec::new();
         std::io::Read::read_to_end(&mut std::io::Read::take(file, LONGEST), &mut text)
             .map_err(|e| Error::io(path, "cannot read the state", e))?;
-        serde_json::from_slice(&text).map_err(|e| Error::data(path, format!("it is no saved state: {e}")))
+        let no_state = |e: serde_json::Error| Error::data(path, format!("it is no saved state: {e}"));
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(no_state)?;
+        // A later version may have other keys, and then its number tells more than the key that is missing.
+        let version = value.get("version").and_then(serde_json::Value::as_u64);
+        if let Some(version) = version.filter(|version| *version != u64::from(VERSION)) {
+            return Err(other_version(version).at(path));
+        }
+        serde_json::from_value(value).map_err(no_state)
     }
+}
+
+fn other_version(version: u64) -> Error {
+    let what = format!("the state has the format version {version}, this is a reader of version {VERSION}");
+    Error::new(ErrorKind::Unsupported, what)
 }
 
 fn nanoseconds() -> u128 {
@@ -198,6 +205,7 @@ mod tests {
             ("half", Some("{\"version\": 1, \"data"), ErrorKind::InvalidData),
             ("list", Some("[1]"), ErrorKind::InvalidData),
             ("lacks", Some("{\"version\": 1}"), ErrorKind::InvalidData),
+            ("later", Some("{\"version\": 2, \"shards\": []}"), ErrorKind::Unsupported),
             ("missing", None, ErrorKind::NotFound),
         ] {
             let path = folder.path().join(name);
