@@ -377,11 +377,9 @@ fn what_is_wrong_below_the_root_is_told_as_without_one() {
 #[cfg(feature = "cli")]
 mod command_line {
     use super::*;
-    use std::process::Command;
 
     fn ran(folder: &Path, args: &[&str]) -> (i32, String, String) {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_gpufeed")).args(args).current_dir(folder).output().unwrap();
+        let output = common::gpufeed().args(args).current_dir(folder).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }

@@ -9,19 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{folder, noise, write, write_shards};
+use common::{folder, gpufeed, noise, write, write_shards};
 use serde_json::Value;
 
 const BACKENDS: [&str; 4] = ["auto", "uring", "pread", "page-cache"];
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
-
-fn gpufeed() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
-    command.stdin(Stdio::null());
-    command
 }
 
 fn ran(args: &[&str]) -> (i32, String, String) {

@@ -971,6 +971,7 @@ fn load_digits(
 
 fn host_digest(args: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
+    cuda_common::launcher::without_launcher(&mut command);
     command.args(["load", DIGITS, "--device", "host", "--backend", "page-cache", "--json", "--digest"]);
     let output = command.args(args).stdin(Stdio::null()).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();

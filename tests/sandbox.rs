@@ -7,8 +7,9 @@ mod common;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use common::gpufeed;
 use serde_json::Value;
 
 fn digits() -> String {
@@ -86,8 +87,8 @@ fn load(
     args: &[&str],
     prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) -> (i32, Option<Value>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
-    command.args(["load", &digits(), "--json", "--digest"]).args(args).stdin(Stdio::null());
+    let mut command = gpufeed();
+    command.args(["load", &digits(), "--json", "--digest"]).args(args);
     // SAFETY: between fork and exec only system calls are made, and no memory is allocated.
     unsafe { command.pre_exec(prepare) };
     let output = command.output().unwrap();

@@ -4,6 +4,9 @@
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 #![allow(unused_macros, unused_imports, reason = "each test file uses its own part of this")]
 
+#[path = "../common/launcher.rs"]
+pub(crate) mod launcher;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -76,6 +79,7 @@ pub(crate) fn on_emulator(command: &mut Command, folder: &Path, driver: DriverFi
             std::os::unix::fs::symlink(found.expect("a test is linked with libc"), library).unwrap();
         }
     }
+    launcher::without_launcher(command);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"CUDA_") {
             command.env_remove(name);
