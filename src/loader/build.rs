@@ -252,8 +252,8 @@ impl LoaderBuilder {
         })
     }
 
-    /// All that the order depends on beside the data, and that ranks have in common.
-    fn order_settings(&self, run: &Run, stand: Stand) -> Vec<(&'static str, String)> {
+    /// All that the order depends on beside the data and the place to start from, and that ranks have in common.
+    fn order_settings(&self, run: &Run) -> Vec<(&'static str, String)> {
         vec![
             ("seed", run.seed.to_string()),
             ("shuffle", run.shuffle.to_string()),
@@ -261,8 +261,6 @@ impl LoaderBuilder {
             ("batch size", self.batch_size.to_string()),
             ("world size", self.rank.world_size().to_string()),
             ("last batch", self.last_batch.to_string()),
-            ("first epoch", stand.epoch.to_string()),
-            ("first position", stand.position.to_string()),
         ]
     }
 
@@ -384,6 +382,17 @@ impl LoaderBuilder {
             }
         }
     }
+}
+
+/// What ranks have in common that feed from the same data in the same order, from `stand` on.
+pub(super) fn agreement(
+    fingerprint: &str,
+    mut order: Vec<(&'static str, String)>,
+    stand: Stand,
+) -> Agreement {
+    order.push(("first epoch", stand.epoch.to_string()));
+    order.push(("first position", stand.position.to_string()));
+    Agreement::new(fingerprint, &order)
 }
 
 /// Whether a loader could not be built for what its backend needs, and another backend may do.

@@ -111,6 +111,8 @@ pub(crate) struct Settings {
     /// Why it was not compared with the loaders of other ranks on this host, though there may be some.
     pub(crate) not_compared: Option<String>,
     pub(crate) agreement: Agreement,
+    /// What the agreement is about, without the place to start from.
+    pub(crate) order: Vec<(&'static str, String)>,
     pub(crate) prefetch: u32,
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
@@ -245,6 +247,9 @@ impl Loader {
     pub fn resume(&mut self, state: &State) -> Result<()> {
         self.end_epoch();
         self.stand = self.shared.stand_of(state)?;
+        // Ranks that go on from different places do not agree.
+        let (fingerprint, order) = (&self.shared.fingerprint, self.settings.order.clone());
+        self.settings.agreement = builder::agreement(fingerprint, order, self.stand);
         Ok(())
     }
 
@@ -289,7 +294,7 @@ impl Loader {
     }
 
     /// A short value that is the same on all ranks if they feed from the same data, in the same order, from the same
-    /// place on. Loaders of one job on one host compare it when they are built; across hosts exchange it, and give
+    /// place on: where they were built to start, or [`resume`](Loader::resume) put them. Loaders of one job on one host compare it when they are built; across hosts exchange it, and give
     /// all of them to [`Agreement::check`].
     pub fn agreement(&self) -> Agreement {
         self.settings.agreement

@@ -1,6 +1,7 @@
 //! What the integration tests share: data on a real disk, and naive readers to compare with.
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub(crate) mod data;
 mod launcher;
 
 use std::fs::{self, File};
