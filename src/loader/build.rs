@@ -28,8 +28,10 @@ const GDS_ALIGN: u32 = 4096;
 const GDS_SMALLEST: u32 = 16 << 10;
 /// Reads ahead at least this much, so that the queue stays full while a batch changes hands.
 const AHEAD_BYTES: u64 = 32 << 20;
-/// By default the ring takes no more than this for the windows of a shuffle by blocks.
+/// By default the ring, and the plan for it, take no more than this for the windows of a shuffle by blocks.
 const WINDOW_BYTES: u64 = 512 << 20;
+/// What a sample takes in a plan, beside its bytes in the ring: its number, and where it is to be read from and put to.
+const PLANNED_BYTES: u64 = 64;
 /// The kernel takes at most this many registered buffers: one for each slot and chunk.
 const MOST_REGIONS: u64 = 16 << 10;
 /// The most bytes that the kernel moves in one read, rounded down to a whole 64 KiB.
@@ -92,7 +94,8 @@ impl LoaderBuilder {
         let fingerprint = [("dataset fingerprint", self.fingerprint().to_string())];
         let details: Vec<(String, String)> = fingerprint
             .into_iter()
-            .chain(self.order_settings(run, stand))
+            .chain(self.order_settings(run))
+            .chain(place(stand))
             .map(|(name, value)| (name.into(), value))
             .collect();
         match Registration::enter(&self.rank, &self.name, loader.agreement(), &details)? {
@@ -163,7 +166,7 @@ impl LoaderBuilder {
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
         // A window may be larger than the epoch.
         let together = window.map_or(1, |window| window.min(run.samples).div_ceil(batches.global()));
-        let (ring, free) = self.ring(&layout, (chunks, depth, by_gds), target, together)?;
+        let (ring, free) = self.ring(&layout, (chunks, depth, by_gds), target, (together, rows))?;
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
         let context = target.contexts().first().filter(|_| by_gds);
         let staging = Staging::new(chunks, io_bytes as usize, context, self.clear_slots)?;
@@ -176,7 +179,8 @@ impl LoaderBuilder {
             batches,
             rank: self.rank.clone(),
             not_compared: None,
-            agreement: Agreement::new(self.fingerprint(), &self.order_settings(run, stand)),
+            agreement: agreement(self.fingerprint(), self.order_settings(run), stand),
+            order: self.order_settings(run),
             prefetch: ring.slots() as u32 - 1,
             queue_depth: depth,
             io_bytes,
@@ -317,7 +321,7 @@ impl LoaderBuilder {
         layout: &Layout,
         (chunks, depth, by_gds): (u32, u32, bool),
         target: &Target,
-        together: u64,
+        (together, rows): (u64, u64),
     ) -> Result<(Arc<Ring>, Receiver<Free>)> {
         let slot_bytes = layout.slot_bytes as u64;
         let devices = target.contexts().len().max(1) as u64;
@@ -327,7 +331,9 @@ impl LoaderBuilder {
             None => {
                 let ahead = AHEAD_BYTES.div_ceil(slot_bytes).clamp(2, 16);
                 // Two windows: one for the caller, and one to be read meanwhile. No more than can be had.
-                let most = (WINDOW_BYTES / slot_bytes).min(MOST_REGIONS.saturating_sub(chunks.into()));
+                let planned = PLANNED_BYTES.saturating_mul(rows);
+                let most = WINDOW_BYTES / slot_bytes.saturating_add(planned);
+                let most = most.min(MOST_REGIONS.saturating_sub(chunks.into()));
                 let windows = together.saturating_mul(2).min(most);
                 ahead.max(windows.saturating_sub(1)) as u32
             }
@@ -390,9 +396,13 @@ pub(super) fn agreement(
     mut order: Vec<(&'static str, String)>,
     stand: Stand,
 ) -> Agreement {
-    order.push(("first epoch", stand.epoch.to_string()));
-    order.push(("first position", stand.position.to_string()));
+    order.extend(place(stand));
     Agreement::new(fingerprint, &order)
+}
+
+/// Where ranks start from together.
+fn place(stand: Stand) -> [(&'static str, String); 2] {
+    [("first epoch", stand.epoch.to_string()), ("first position", stand.position.to_string())]
 }
 
 /// Whether a loader could not be built for what its backend needs, and another backend may do.

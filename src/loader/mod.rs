@@ -249,7 +249,7 @@ impl Loader {
         self.stand = self.shared.stand_of(state)?;
         // Ranks that go on from different places do not agree.
         let (fingerprint, order) = (&self.shared.fingerprint, self.settings.order.clone());
-        self.settings.agreement = builder::agreement(fingerprint, order, self.stand);
+        self.settings.agreement = build::agreement(fingerprint, order, self.stand);
         Ok(())
     }
 

@@ -63,10 +63,11 @@ pub enum Shuffle {
 impl Shuffle {
     const NAMES: &'static str = "none, full, blocks:BLOCK:WINDOW";
 
-    /// [`Shuffle::Blocks`] with sizes for samples of so many bytes (over all columns): blocks of about a mebibyte, and
-    /// windows of 64 of them.
+    /// [`Shuffle::Blocks`] with sizes for samples of so many bytes (over all columns): blocks of about a mebibyte, but of no
+    /// more than 16384 samples (a window is planned at once, and plans grow with the number of samples), and windows of 64
+    /// of them.
     pub fn blocks_of(sample_bytes: u64) -> Self {
-        let block = ((1u64 << 20) / sample_bytes.max(1)).max(1);
+        let block = ((1u64 << 20) / sample_bytes.max(1)).clamp(1, 1 << 14);
         Shuffle::Blocks { block, window: 64 * block }
     }
 
@@ -239,5 +240,9 @@ mod tests {
             assert_eq!(wrong.parse::<Shuffle>().unwrap_err().kind(), ErrorKind::InvalidArgument, "{wrong}");
         }
         assert_eq!(Shuffle::blocks_of(150_528), Shuffle::Blocks { block: 6, window: 384 });
+        assert_eq!(Shuffle::blocks_of(u64::MAX), Shuffle::Blocks { block: 1, window: 64 });
+        for tiny in [0, 1, 64] {
+            assert_eq!(Shuffle::blocks_of(tiny), Shuffle::Blocks { block: 16_384, window: 1 << 20 });
+        }
     }
 }

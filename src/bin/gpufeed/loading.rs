@@ -54,7 +54,7 @@ struct OrderArgs {
     /// stay large.
     #[arg(long, value_enum, default_value_t = ShuffleArg::None)]
     shuffle: ShuffleArg,
-    /// For --shuffle blocks: neighbouring samples of a block. [default: what makes 1 MiB]
+    /// For --shuffle blocks: neighbouring samples of a block. [default: what makes 1 MiB, at most 16384]
     #[arg(long, value_name = "N")]
     block: Option<u64>,
     /// For --shuffle blocks: samples that are mixed with each other. [default: 64 blocks]
