@@ -379,9 +379,7 @@ mod command_line {
     use super::*;
 
     fn ran(folder: &Path, args: &[&str]) -> (i32, String, String) {
-        let output = common::gpufeed().args(args).current_dir(folder).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+        common::command::told(common::command::gpufeed().args(args).current_dir(folder).output().unwrap())
     }
 
     #[test]

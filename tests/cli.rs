@@ -6,32 +6,17 @@ mod common;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{folder, gpufeed, noise, write, write_shards};
+use common::command::{gpufeed, json, ran};
+use common::{folder, noise, write, write_shards};
 use serde_json::Value;
 
 const BACKENDS: [&str; 4] = ["auto", "uring", "pread", "page-cache"];
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
-
-fn ran(args: &[&str]) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = gpufeed().args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code().unwrap(), text(stdout), text(stderr))
-}
-
-/// The one JSON object of a run that does its work.
-#[track_caller]
-fn json(args: &[&str]) -> Value {
-    let (status, stdout, stderr) = ran(&[args, &["--json"]].concat());
-    assert_eq!(status, 0, "{stderr}");
-    let value: Value = serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}"));
-    assert!(value.is_object() && stdout.starts_with('{'), "{stdout}");
-    value
 }
 
 fn uring_works() -> bool {

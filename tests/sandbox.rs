@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::gpufeed;
+use common::command::gpufeed;
 use serde_json::Value;
 
 fn digits() -> String {

@@ -14,7 +14,7 @@ pub(crate) struct Data {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) paths: Vec<PathBuf>,
     pub(crate) bytes: Vec<u8>,
-    record: usize,
+    pub(crate) record: usize,
     folder: TempDir,
 }
 
@@ -47,6 +47,12 @@ impl Data {
 
     pub(crate) fn len(&self) -> u64 {
         self.dataset.len()
+    }
+
+    /// The dataset on the command line. The folder may come to hold other files too.
+    pub(crate) fn pattern(&self) -> PathBuf {
+        let suffix = self.paths[0].extension().unwrap().to_str().unwrap();
+        self.folder.path().join(format!("*.{suffix}"))
     }
 
     pub(crate) fn folder(&self) -> &Path {

@@ -1,12 +1,15 @@
 //! What the integration tests share: data on a real disk, and naive readers to compare with.
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+#[cfg(feature = "cli")]
+pub(crate) mod command;
 pub(crate) mod data;
 mod launcher;
+#[cfg(feature = "cli")]
+pub(crate) mod load;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use gpufeed::{Backend, Batch, Dataset, Loader, Order, Shuffle};
 use tempfile::TempDir;
@@ -96,13 +99,6 @@ pub(crate) fn direct_here() -> bool {
         assert!(std::env::var_os("CI").is_none(), "the checks promise to run this on a real disk");
     }
     direct
-}
-
-/// The command line, on its own: no launcher tells it a rank, and no terminal is there.
-pub(crate) fn gpufeed() -> Command {
-    let mut command = Command::new(option_env!("CARGO_BIN_EXE_gpufeed").expect("it is built by default"));
-    launcher::without_launcher(&mut command).stdin(Stdio::null());
-    command
 }
 
 /// The samples that an epoch delivers, by the rules as they are written down.

@@ -5,6 +5,7 @@
 #![allow(unused_macros, unused_imports, reason = "each test file uses its own part of this")]
 
 #[path = "../common/launcher.rs"]
+#[allow(clippy::duplicate_mod, reason = "a test may use this module and the other one that has it")]
 pub(crate) mod launcher;
 
 use std::fs::{self, File};

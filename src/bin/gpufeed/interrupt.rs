@@ -22,6 +22,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static RECORDING: AtomicBool = AtomicBool::new(false);
 static STOP: Mutex<Option<StopHandle>> = Mutex::new(None);
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+static LAST_WORDS: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(None);
 
 /// Whether the user wants the run to end.
 pub(crate) fn interrupted() -> bool {
@@ -44,12 +45,28 @@ pub(crate) fn removes(folder: &Path) {
 }
 
 fn cut_off() -> ! {
+    let words = LAST_WORDS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(words) = words {
+        // They may hang as well, on the same file system even.
+        let (said, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            words();
+            let _ = said.send(());
+        });
+        let _ = heard.recv_timeout(PATIENCE);
+    }
     if let Some(folder) = &*FOLDER.lock().unwrap_or_else(PoisonError::into_inner) {
         // What is just being written into it would keep it there.
         let removed = || std::fs::remove_dir_all(folder).is_ok() || !folder.exists();
         let _ = (0..20).any(|_| removed());
     }
+    eprintln!("interrupted");
     std::process::exit(STATUS.into());
+}
+
+/// Has this done before a run that does not end by itself is cut off.
+pub(crate) fn last_words(words: impl FnOnce() + Send + 'static) {
+    *LAST_WORDS.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(words));
 }
 
 /// A run that puts on record what it delivered, until this is dropped.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -38,7 +39,7 @@ pub(crate) struct Load {
     /// be others than they were.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Write the state of the run to this file when it ends, is interrupted, or fails. With {rank} in the path, which stands
+    /// Write the state of the run to this file when it begins, and when it ends, is interrupted, or fails. With {rank} in the path, which stands
     /// for the number of the rank, each rank writes its own, and the one at the smallest position counts what all have
     /// delivered. Without it rank 0 alone writes, and what others had not reached by then would not come.
     #[arg(long, value_name = "FILE")]
@@ -55,19 +56,47 @@ pub(crate) struct Load {
 }
 
 /// Where what was delivered goes, and how far that has come.
-struct Sinks<'a> {
+struct Sinks {
     digest: Option<Sha256>,
-    order: Option<(&'a PathBuf, BufWriter<File>)>,
+    order: Option<(PathBuf, BufWriter<File>)>,
     state: State,
+    state_out: Option<PathBuf>,
+    /// Memory to use again.
+    buffers: Vec<Vec<u8>>,
 }
 
-impl Sinks<'_> {
-    fn flush(&mut self) -> anyhow::Result<()> {
-        match &mut self.order {
-            Some((path, order)) => order.flush().with_context(|| format!("{}: cannot write", path.display())),
+impl Sinks {
+    /// Takes note of a batch.
+    fn take(&mut self, batch: &Batch) -> anyhow::Result<()> {
+        if let Some(digest) = &mut self.digest {
+            hash(digest, batch, &mut self.buffers)?;
+        }
+        if let Some((path, order)) = &mut self.order {
+            for sample in batch.samples() {
+                writeln!(order, "{sample}").with_context(|| format!("{}: cannot write", path.display()))?;
+            }
+        }
+        self.state = batch.state();
+        Ok(())
+    }
+
+    /// Writes out what is known: first the order, so that it has all that the state counts.
+    fn keep(&mut self) -> anyhow::Result<()> {
+        if let Some((path, order)) = &mut self.order {
+            order.flush().with_context(|| format!("{}: cannot write", path.display()))?;
+        }
+        match &self.state_out {
+            Some(path) => Ok(self.state.write(path)?),
             None => Ok(()),
         }
     }
+}
+
+/// What the last words of an interrupted run have to get at.
+type Shared = Arc<Mutex<Sinks>>;
+
+fn lock(sinks: &Shared) -> MutexGuard<'_, Sinks> {
+    sinks.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[derive(Debug, Default)]
@@ -97,36 +126,51 @@ impl Load {
             setup_cpu_seconds: output::cpu_seconds() - cpu_start,
             ..Totals::default()
         };
-        let mut sinks = Sinks {
-            digest: self.digest.then(Sha256::new),
-            order: match &self.order_out {
-                Some(path) => Some((
-                    path,
-                    BufWriter::new(
-                        File::create(path)
-                            .with_context(|| format!("{}: cannot create it", path.display()))?,
-                    ),
-                )),
-                None => None,
-            },
-            state: loader.state(),
+        let order = match &self.order_out {
+            Some(path) => {
+                let file =
+                    File::create(path).with_context(|| format!("{}: cannot create it", path.display()))?;
+                Some((path.clone(), BufWriter::new(file)))
+            }
+            None => None,
         };
-        let recording = (sinks.order.is_some() || self.state_out.is_some()).then(Recording::begin);
+        let sinks: Shared = Arc::new(Mutex::new(Sinks {
+            digest: self.digest.then(Sha256::new),
+            order,
+            state: loader.state(),
+            state_out: self.state_out.clone(),
+            buffers: Vec::new(),
+        }));
+        // A place that cannot be written to is told now, and not when the work is done.
+        lock(&sinks).keep()?;
+        let last = Arc::clone(&sinks);
+        interrupt::last_words(move || {
+            if let Err(error) = lock(&last).keep() {
+                eprintln!("error: {error:#}");
+            }
+        });
+        let recording = (self.order_out.is_some() || self.state_out.is_some()).then(Recording::begin);
         let progress = self.progress(&loader);
-        let outcome = self.epochs(&mut loader, &mut totals, &mut sinks, &progress);
+        let outcome = self.epochs(&mut loader, &mut totals, &sinks, &progress);
         progress.finish_and_clear();
         // Whatever ended the run, what was delivered is on record.
-        let kept = sinks.flush().and_then(|()| self.keep(&sinks.state));
+        let kept = lock(&sinks).keep();
         drop(recording);
+        if let (Err(_), Err(error)) = (&outcome, &kept) {
+            // What ended the run decides how it exits; that the state is lost must be known all the same.
+            eprintln!("error: {error:#}");
+        }
         outcome?;
         kept?;
         totals.seconds = start.elapsed().as_secs_f64();
         totals.cpu_seconds = output::cpu_seconds() - cpu_start;
-        let digest = sinks.digest.take().map(|digest| hex(&digest.finalize()));
+        let mut sinks = lock(&sinks);
+        let (state, digest) = (sinks.state.clone(), sinks.digest.take().map(|it| hex(&it.finalize())));
+        drop(sinks);
         if self.json {
-            output::json(&self.as_json(&loader, &totals, &sinks.state, digest))
+            output::json(&self.as_json(&loader, &totals, &state, digest))
         } else {
-            self.as_text(&loader, &totals, &sinks.state, digest);
+            self.as_text(&loader, &totals, &state, digest);
             Ok(())
         }
     }
@@ -173,10 +217,9 @@ impl Load {
         &self,
         loader: &mut Loader,
         totals: &mut Totals,
-        sinks: &mut Sinks<'_>,
+        sinks: &Shared,
         progress: &ProgressBar,
     ) -> anyhow::Result<()> {
-        let mut buffers = Vec::new();
         let most = self.max_batches.unwrap_or(u64::MAX);
         while loader.state().epoch() < self.loader.epochs && totals.batches < most {
             for batch in loader.next_epoch()? {
@@ -184,24 +227,16 @@ impl Load {
                 if totals.batches < self.show {
                     progress.suspend(|| self.print(&batch))?;
                 }
-                if let Some(digest) = &mut sinks.digest {
-                    hash(digest, &batch, &mut buffers)?;
-                }
-                if let Some((path, order)) = &mut sinks.order {
-                    for sample in batch.samples() {
-                        writeln!(order, "{sample}")
-                            .with_context(|| format!("{}: cannot write", path.display()))?;
-                    }
-                }
                 let bytes: usize = batch.columns().map(|column| column.size_bytes()).sum();
                 totals.samples += batch.len() as u64;
                 totals.batches += 1;
                 totals.bytes += bytes as u64;
                 progress.inc(bytes as u64);
-                sinks.state = batch.state();
+                // Not held while the next batch is waited for.
+                let mut sinks = lock(sinks);
+                sinks.take(&batch)?;
                 if self.state_every.is_some_and(|every| totals.batches.is_multiple_of(every)) {
-                    sinks.flush()?;
-                    self.keep(&sinks.state)?;
+                    sinks.keep()?;
                 }
                 if totals.batches == most {
                     break;
@@ -209,17 +244,10 @@ impl Load {
             }
             // An epoch without a batch has gone by too.
             if totals.batches < most {
-                sinks.state = loader.state();
+                lock(sinks).state = loader.state();
             }
         }
         Ok(())
-    }
-
-    fn keep(&self, state: &State) -> anyhow::Result<()> {
-        match &self.state_out {
-            Some(path) => Ok(state.write(path)?),
-            None => Ok(()),
-        }
     }
 
     fn progress(&self, loader: &Loader) -> ProgressBar {
