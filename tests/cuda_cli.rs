@@ -61,6 +61,28 @@ fn auto_takes_a_gpu_where_there_is_one_and_says_why_not_where_there_is_none() {
 }
 
 #[test]
+fn the_local_rank_says_which_gpu_and_the_global_one_never_does() {
+    // The third of four ranks, and the first of two on its host.
+    let ranks = [("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+    let mut environment = [&[("CUDA_EMULATOR_DEVICES", "2")][..], &ranks].concat();
+    let local = json(DriverFile::Emulator, &environment, &["--device", "cuda:local"]);
+    assert_eq!((&local["device"], &local["rank"]), (&"cuda:0".into(), &2.into()));
+    environment[3].1 = "1";
+    let local = json(DriverFile::Emulator, &environment, &["--device", "cuda:local"]);
+    assert_eq!(local["device"], "cuda:1");
+    // A GPU for each rank is there to be had, so the user is told of it.
+    let outcome = load(DriverFile::Emulator, &environment, &["--device", "auto"]);
+    assert!(outcome.output.contains("--device cuda:local gives each its own"), "{}", describe(&outcome));
+    environment[0].1 = "1";
+    let outcome = load(DriverFile::Emulator, &environment, &["--device", "cuda:local"]);
+    assert!(
+        outcome.code == Some(2) && outcome.output.contains("cuda:1 does not exist"),
+        "{}",
+        describe(&outcome)
+    );
+}
+
+#[test]
 fn several_devices_each_get_every_batch() {
     let environment = [("CUDA_EMULATOR_DEVICES", "2"), ("CUDA_EMULATOR_PEER_ACCESS", "on")];
     let one = json(DriverFile::Emulator, &environment, &["--device", "cuda:1", "--digest"]);
@@ -104,6 +126,33 @@ fn a_ring_that_does_not_fit_is_shrunk_only_if_asked() {
     assert!(outcome.output.contains("of its 131072 are free"), "{}", describe(&outcome));
     let shrunk = json(DriverFile::Emulator, &small, &[&flags[..], &["--shrink-ring"]].concat());
     assert!(shrunk["device_bytes"].as_u64().unwrap() <= 131_072);
+}
+
+#[test]
+fn limits_on_memory_are_kept_to_the_byte() {
+    for backend in backends() {
+        for (flag, key) in
+            [("--device-memory-limit", "device_bytes"), ("--host-memory-limit", "pinned_bytes")]
+        {
+            let run = |bytes: u64| {
+                let bytes = bytes.to_string();
+                load(
+                    DriverFile::Emulator,
+                    &[],
+                    &["--device", "cuda:0", "--backend", backend.name(), flag, &bytes, "--json"],
+                )
+            };
+            let refused = run(1);
+            let need =
+                refused.output.split("the loader needs ").nth(1).and_then(|rest| rest.split(' ').next());
+            let need: u64 = need.unwrap_or_else(|| panic!("{}", describe(&refused))).parse().unwrap();
+            assert_eq!([refused.code, run(need - 1).code], [Some(1); 2], "{}", describe(&refused));
+            let built = run(need);
+            assert_eq!(built.code, Some(0), "{}", describe(&built));
+            let it: Value = serde_json::from_str(&built.output).unwrap();
+            assert_eq!(it[key], need, "{backend} {key}");
+        }
+    }
 }
 
 #[test]

@@ -159,6 +159,38 @@ fn what_was_read_ahead_and_not_delivered_does_not_count() {
 }
 
 #[test]
+fn batches_that_the_caller_keeps_neither_stop_nor_change_the_rest() {
+    let data = Data::records(100, &[40, 60, 28]);
+    for shuffle in SHUFFLES {
+        for prefetch in [1, 2, 7, 16] {
+            for kept in [1, prefetch / 2, prefetch] {
+                let mut loader = of(&data, shuffle).prefetch(prefetch).build().unwrap();
+                let order = Order::new(128, SEED, 0, shuffle);
+                let mut held = std::collections::VecDeque::new();
+                let mut position = 0;
+                for batch in loader.next_epoch().unwrap() {
+                    let batch = batch.unwrap();
+                    position += 4;
+                    assert_eq!(batch.state().position(), position % 128);
+                    held.push_back(batch);
+                    // All slots but one may be with the caller while it asks for the next.
+                    if held.len() as u32 > kept {
+                        held.pop_front();
+                    }
+                    let first = position - 4 * held.len() as u64;
+                    for (batch, at) in held.iter().zip((first..).step_by(4)) {
+                        let wanted: Vec<u64> = (at..at + 4).filter_map(|it| order.sample(it)).collect();
+                        let got = Got::from(batch);
+                        assert!(got.samples == wanted && got.bytes == data.bytes_of(&wanted), "{shuffle}");
+                    }
+                }
+                assert_eq!(position, 128);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_loader_tells_where_it_stands_before_in_and_between_epochs() {
     let data = data();
     let mut loader = of(&data, Shuffle::Full).build().unwrap();
