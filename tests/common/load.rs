@@ -49,7 +49,7 @@ impl Load {
         command.arg("load").arg(data.pattern()).args(["--record-bytes", &data.record.to_string()]);
         command
             .args(["--device", "host", "--json", "--digest", "--order-out"])
-            .arg(out.path().join("order"))
+            .arg(out.path().join("order-{rank}"))
             .args(args);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Load { command, out }
@@ -57,7 +57,11 @@ impl Load {
 
     /// Where the order goes.
     pub(crate) fn order(&self) -> PathBuf {
-        self.out.path().join("order")
+        // Named by the rank that the run found out.
+        let mut files = std::fs::read_dir(self.out.path()).unwrap().map(|entry| entry.unwrap().path());
+        files
+            .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("order-"))
+            .unwrap_or(self.out.path().join("order-0"))
     }
 
     /// Starts it, and goes on meanwhile.
