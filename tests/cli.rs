@@ -400,3 +400,29 @@ fn an_interrupted_generate_leaves_no_half_shard() {
         assert!(Path::new(&name).extension().is_none_or(|suffix| suffix != "bin"), "{name:?}");
     }
 }
+
+#[test]
+fn load_tells_what_it_waits_for_as_numbers_metrics_and_a_trace() {
+    let digits = repository("datasets/digits");
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (trace, metrics) = (at("trace.json"), at("metrics.prom"));
+    let it = json(&["load", digits.to_str().unwrap(), "--trace", &trace, "--metrics-out", &metrics]);
+    let known = ["storage", "copy", "consumer", "limit", "plan"];
+    assert!(known.contains(&it["waits_for"].as_str().unwrap()), "{}", it["waits_for"]);
+    assert_eq!(it["stages"]["batch_wait"]["count"], it["batches"]);
+    for key in ["count", "seconds", "p50_seconds", "p99_seconds", "max_seconds", "occupancy"] {
+        assert!(it["stages"]["read"][key].is_number(), "{key}");
+    }
+    assert!(it["stages"]["waited_seconds"]["storage"].is_number());
+    let text: Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+    assert!(!text["traceEvents"].as_array().unwrap().is_empty());
+    let text = fs::read_to_string(metrics).unwrap();
+    assert!(text.contains(&format!("gpufeed_batches_total{{rank=\"0\"}} {}\n", it["batches"])), "{text}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+
+    let (status, _, stderr) = ran(&["load", digits.to_str().unwrap(), "--metrics-out", "/nowhere/x"]);
+    assert!(status == 1 && stderr.contains("/nowhere/x"), "{status} {stderr}");
+    let (status, _, stderr) = ran(&["load", digits.to_str().unwrap(), "--trace", "/nowhere/x"]);
+    assert!(status == 1 && stderr.contains("/nowhere/x"), "{status} {stderr}");
+}

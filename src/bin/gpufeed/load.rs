@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use gpufeed::{Batch, ColumnView, Dtype, Loader, Rank, State};
+use gpufeed::{Batch, ColumnView, Dtype, Loader, LoaderStats, Rank, Stage, State, Wait};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::interrupt::Recording;
 use crate::loading::LoaderArgs;
 use crate::options::{DatasetArgs, WrongArguments};
+use crate::watch::Watcher;
 use crate::{interrupt, output, ranked};
 
 #[derive(Debug, Args)]
@@ -47,6 +48,13 @@ pub(crate) struct Load {
     /// Write it after every N batches as well.
     #[arg(long, value_name = "N", requires = "state_out", value_parser = clap::value_parser!(u64).range(1..))]
     state_every: Option<u64>,
+    /// Write what every stage did when, for Chrome's about:tracing or Perfetto, to this file.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write how long the stages take, and what the run waits for, to this file as text for Prometheus: every 5 seconds, and
+    /// at the end.
+    #[arg(long, value_name = "FILE")]
+    metrics_out: Option<PathBuf>,
     /// End after N batches, wherever the epoch is.
     #[arg(long, value_name = "N")]
     max_batches: Option<u64>,
@@ -118,7 +126,7 @@ impl Load {
         let rank = self.loader.rank()?;
         self.settle_files(&rank)?;
         let resume = self.resume.as_ref().map(State::read).transpose()?;
-        let mut loader = self.loader.build(&self.dataset, &rank, resume)?;
+        let mut loader = self.loader.build(&self.dataset, &rank, resume, self.trace.is_some())?;
         interrupt::stops(loader.stop_handle());
 
         let mut totals = Totals {
@@ -151,7 +159,9 @@ impl Load {
         });
         let recording = (self.order_out.is_some() || self.state_out.is_some()).then(Recording::begin);
         let progress = self.progress(&loader);
+        let watcher = self.watch(&loader, &progress);
         let outcome = self.epochs(&mut loader, &mut totals, &sinks, &progress);
+        let watched = watcher.end();
         progress.finish_and_clear();
         // Whatever ended the run, what was delivered is on record.
         let kept = lock(&sinks).keep();
@@ -162,6 +172,11 @@ impl Load {
         }
         outcome?;
         kept?;
+        watched?;
+        if let (Some(path), Some(trace)) = (&self.trace, loader.trace_json()) {
+            std::fs::write(path, trace)
+                .with_context(|| format!("{}: cannot write the trace", path.display()))?;
+        }
         totals.seconds = start.elapsed().as_secs_f64();
         totals.cpu_seconds = output::cpu_seconds() - cpu_start;
         let mut sinks = lock(&sinks);
@@ -250,13 +265,19 @@ impl Load {
         Ok(())
     }
 
+    /// Starts to tell, again and again, what the run waits for: in the line of progress, and as metrics.
+    fn watch(&self, loader: &Loader, progress: &ProgressBar) -> Watcher {
+        let rank = loader.rank().rank().to_string();
+        Watcher::start(loader.stats_handle(), progress.clone(), self.metrics_out.clone(), rank)
+    }
+
     fn progress(&self, loader: &Loader) -> ProgressBar {
         let epochs = self.loader.epochs.saturating_sub(loader.state().epoch());
         let bytes = loader.samples_per_epoch().saturating_mul(loader.dataset().sample_bytes());
         let bytes = bytes.saturating_mul(epochs);
         let bar = ProgressBar::new(bytes); // to standard error, and hidden where that is no terminal
         let style = ProgressStyle::with_template(
-            "{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+            "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {msg}",
         );
         if let Ok(style) = style {
             bar.set_style(style);
@@ -330,6 +351,8 @@ impl Load {
             "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
             "not_direct": not_direct,
+            "waits_for": loader.stats().map(|stats| stats.bottleneck().name()),
+            "stages": loader.stats().map(|stats| stages(&stats)),
             "bad_samples": bad_samples,
             "notes": report.notes,
             "bytes_by_way": ways,
@@ -390,6 +413,16 @@ impl Load {
                 it.first.display()
             );
         }
+        if let Some(stats) = loader.stats() {
+            let reads = stats.stage(Stage::Read);
+            println!(
+                "it waited for {}; reads took {:.0} us (half), {:.0} us (99 of 100), {:.1} in flight",
+                stats.bottleneck(),
+                reads.p50.as_secs_f64() * 1e6,
+                reads.p99.as_secs_f64() * 1e6,
+                stats.occupancy(Stage::Read)
+            );
+        }
         for it in &report.bad_samples {
             println!(
                 "skipped: sample {} (record {} of {}): {}",
@@ -412,6 +445,29 @@ impl Load {
             println!("sha256 of the samples as delivered: {digest}");
         }
     }
+}
+
+/// What the stages took, for scripts.
+fn stages(stats: &LoaderStats) -> Value {
+    let of = |stage: Stage| {
+        let it = stats.stage(stage);
+        json!({
+            "count": it.count,
+            "seconds": it.total.as_secs_f64(),
+            "p50_seconds": it.p50.as_secs_f64(),
+            "p99_seconds": it.p99.as_secs_f64(),
+            "max_seconds": it.max.as_secs_f64(),
+            "occupancy": stats.occupancy(stage),
+        })
+    };
+    let mut all: Map<String, Value> =
+        Stage::ALL.into_iter().map(|stage| (stage.name().to_string(), of(stage))).collect();
+    let waits: Map<String, Value> = Wait::ALL
+        .into_iter()
+        .map(|wait| (wait.name().into(), stats.waited_for(wait).as_secs_f64().into()))
+        .collect();
+    all.insert("waited_seconds".into(), waits.into());
+    all.into()
 }
 
 /// Adds a batch's samples, each with its columns one after the other, so that the size of batches does not matter.

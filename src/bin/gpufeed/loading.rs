@@ -163,6 +163,7 @@ impl LoaderArgs {
         data: &DatasetArgs,
         rank: &Rank,
         resume: Option<State>,
+        trace: bool,
     ) -> anyhow::Result<Loader> {
         let devices: Vec<Device> = self
             .device
@@ -199,7 +200,9 @@ impl LoaderArgs {
             .allow_empty_epochs(self.order.allow_empty)
             .rank(rank.clone())
             .queue_depth(self.queue_depth)
-            .io_bytes(self.io_bytes);
+            .io_bytes(self.io_bytes)
+            .stats(true)
+            .trace(trace);
         builder = self.limits.apply(builder);
         if let Some(batches) = self.prefetch {
             builder = builder.prefetch(batches);

@@ -9,6 +9,7 @@ mod options;
 mod output;
 mod ranked;
 mod selftest;
+mod watch;
 
 use std::process::ExitCode;
 
