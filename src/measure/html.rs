@@ -184,7 +184,7 @@ fn latency(out: &mut String, report: &BenchReport) {
         ("waits", "Waits for batches", "How long the training step waited for a batch.", false),
     ] {
         let of = |it: &Summary| if reads { it.reads } else { it.batch_waits };
-        let rows: Vec<_> = rows(report, |it| (None, "", plot::cached(it.cached_fraction_before)))
+        let rows: Vec<_> = rows(report, |it| (None, "", plot::cached_in_short(it.cached_fraction_before)))
             .into_iter()
             .zip(report.summary.iter().map(of))
             .collect();

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::kinds;
-use super::plot::{Plot, open};
+use super::plot::{Plot, open, short};
 use super::scale::Linear;
 use super::text::{Escaped, clipped, number};
-use crate::measure::{Sweep, SweepPoint};
+use crate::measure::{Spread, Sweep, SweepPoint};
 
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 196.0;
@@ -23,7 +23,7 @@ pub(super) fn axis<'a>(sweeps: impl IntoIterator<Item = &'a Sweep>) -> Linear {
 /// Medians as a line, in a band from the smallest to the largest; a gap where a figure was withheld.
 pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Linear) {
     let count = sweep.points.len();
-    let x = |i: usize| if count < 2 { 50.0 } else { 10.0 + 82.0 * i as f64 / (count - 1) as f64 };
+    let x = |i: usize| if count < 2 { 50.0 } else { 15.0 + 79.0 * i as f64 / (count - 1) as f64 };
     let y = |value: f64| BOTTOM - (BOTTOM - TOP) * axis.at(value) / 100.0;
     let say: Vec<String> = sweep.points.iter().map(|point| say(point, plot.unit)).collect();
     open(out, plot, HEIGHT, &say);
@@ -33,7 +33,7 @@ pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Lin
             out,
             r#"<line class="grid" x1="0" x2="100%" y1="{at:.1}" y2="{at:.1}"/><text class="tick" x="0" y="{:.1}">{}</text>"#,
             at - 3.0,
-            number(*tick)
+            short(number(*tick))
         );
     }
     // Lines and bands have no percentages, so they get a coordinate system of their own that is stretched.
@@ -42,9 +42,9 @@ pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Lin
         r#"<svg class="curve {}" x="0" y="0" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none">"#,
         super::cache_name(sweep.cache)
     );
-    let known: Vec<_> =
-        sweep.points.iter().enumerate().map(|(i, point)| point.gib_per_s.map(|it| (i, it))).collect();
-    for part in known.split(Option::is_none).filter(|part| part.len() > 1) {
+    let spreads: Vec<_> =
+        sweep.points.iter().enumerate().map(|(i, point)| known(point).map(|it| (i, it))).collect();
+    for part in spreads.split(Option::is_none).filter(|part| part.len() > 1) {
         let points = || part.iter().flatten();
         let mut band = String::new();
         for (i, it) in points() {
@@ -63,7 +63,9 @@ pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Lin
     out.push_str("</svg>");
     // Values are written at the points where there is room, and under the axis as many as fit.
     let longest = sweep.points.iter().map(|it| it.value.chars().count().min(VALUE)).max().unwrap_or(1) as f64;
-    let every = |pixels: f64| ((count as f64 * (longest * 7.0 + 10.0)) / pixels).ceil().max(1.0) as usize;
+    // A long label near an edge is moved inwards, towards the next one.
+    let width = if longest > 6.0 { longest * 7.0 + 36.0 } else { longest * 7.0 + 10.0 };
+    let every = |pixels: f64| ((count as f64 * width) / pixels).ceil().max(1.0) as usize;
     let desktop = every(430.0);
     let phone = every(270.0).next_multiple_of(desktop);
     for (i, point) in sweep.points.iter().enumerate() {
@@ -74,7 +76,7 @@ pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Lin
             super::cache_name(sweep.cache),
             Escaped(&point.value)
         );
-        match point.gib_per_s {
+        match known(point) {
             Some(it) => {
                 let [min, median, max] = [y(it.min), y(it.median), y(it.max)];
                 let _ = write!(
@@ -106,15 +108,25 @@ pub(super) fn curve(out: &mut String, plot: &Plot<'_>, sweep: &Sweep, axis: &Lin
         out.push_str("</g>");
         if i % desktop == 0 {
             let class = if i % phone == 0 { "tick" } else { "tick wide" };
+            let (x, anchor) = match x {
+                x if longest > 6.0 && x < 25.0 => (0.0, "start"),
+                x if longest > 6.0 && x > 75.0 => (100.0, "end"),
+                x => (x, "middle"),
+            };
             let _ = write!(
                 out,
-                r#"<text class="{class}" x="{x:.3}%" y="{}" text-anchor="middle">{}</text>"#,
+                r#"<text class="{class}" x="{x:.3}%" y="{}" text-anchor="{anchor}">{}</text>"#,
                 HEIGHT - 14,
                 Escaped(&clipped(&point.value, VALUE))
             );
         }
     }
     out.push_str("</svg>");
+}
+
+/// A spread that can be drawn.
+fn known(point: &SweepPoint) -> Option<Spread> {
+    point.gib_per_s.filter(|it| [it.min, it.median, it.max].iter().all(|it| it.is_finite()))
 }
 
 fn say(point: &SweepPoint, unit: &str) -> String {

@@ -59,13 +59,13 @@ pub(super) fn bars(out: &mut String, plot: &Plot<'_>, rows: &[Row<'_>], lines: &
     let mut say: Vec<String> = rows.iter().map(|row| say_bar(row, unit)).collect();
     say.extend(lines.iter().map(|line| format!("{}: {} {unit}", line.name, number(line.value))));
     open(out, plot, height, &say);
-    grid(out, top, height, axis.ticks.iter().map(|tick| (axis.at(*tick), number(*tick))));
+    grid(out, top, height, axis.ticks.iter().map(|tick| (axis.at(*tick), short(number(*tick)))));
     for (i, line) in near.iter().enumerate() {
         let (x, y) = (axis.at(line.value), 14 + 20 * i as u32);
         let (anchor, dx) = if x > 50.0 { ("end", -5) } else { ("start", 5) };
         let _ = write!(
             out,
-            r#"<g class="limit {}" data-limit="{:?}"><line x1="{x:.3}%" x2="{x:.3}%" y1="{}" y2="{}"/><text x="{x:.3}%" dx="{dx}" y="{y}" text-anchor="{anchor}">{} {} {unit}</text></g>"#,
+            r#"<g class="limit {}" data-limit="{:?}"><line class="faint" x1="{x:.3}%" x2="{x:.3}%" y1="{}" y2="{}"/><text x="{x:.3}%" dx="{dx}" y="{y}" text-anchor="{anchor}">{} {} {unit}</text></g>"#,
             line.class,
             line.value,
             y - 10,
@@ -109,20 +109,22 @@ pub(super) fn bars(out: &mut String, plot: &Plot<'_>, rows: &[Row<'_>], lines: &
                     cache_name(row.cache)
                 );
                 if spread.count > 1 {
-                    let _ = write!(
-                        out,
-                        r#"<g class="whisker"><line x1="{from:.3}%" x2="{to:.3}%" y1="{middle}" y2="{middle}"/><line x1="{from:.3}%" x2="{from:.3}%" y1="{}" y2="{}"/><line x1="{to:.3}%" x2="{to:.3}%" y1="{}" y2="{}"/></g>"#,
-                        middle - 5,
-                        middle + 5,
-                        middle - 5,
-                        middle + 5
-                    );
+                    whisker(out, from, to, middle);
                 }
             }
             None => {
                 let _ =
                     write!(out, r#"><rect class="track absent" x="0" y="{bar}" width="100%" height="16"/>"#);
             }
+        }
+        for line in &near {
+            // Once more: across a bar it has to be seen, and behind text it must not be in the way.
+            let (x, class) = (axis.at(line.value), line.class);
+            let (from, to) = (y + 18, y + 42);
+            let _ = write!(
+                out,
+                r#"<g class="limit {class}"><line x1="{x:.3}%" x2="{x:.3}%" y1="{from}" y2="{to}"/></g>"#
+            );
         }
         let right = match row.spread {
             Some(_) => format!("{} {unit}", number(spread.median)),
@@ -135,9 +137,20 @@ pub(super) fn bars(out: &mut String, plot: &Plot<'_>, rows: &[Row<'_>], lines: &
     out.push_str("</svg>");
 }
 
+/// From the smallest to the largest.
+fn whisker(out: &mut String, from: f64, to: f64, middle: u32) {
+    let (high, low) = (middle - 5, middle + 5);
+    let _ = write!(
+        out,
+        r#"<g class="whisker"><line x1="{from:.3}%" x2="{to:.3}%" y1="{middle}" y2="{middle}"/><line x1="{from:.3}%" x2="{from:.3}%" y1="{high}" y2="{low}"/><line x1="{to:.3}%" x2="{to:.3}%" y1="{high}" y2="{low}"/></g>"#
+    );
+}
+
 /// Half, 99 of 100 and all of some latencies, on an axis of powers of ten.
 pub(super) fn latencies(out: &mut String, plot: &Plot<'_>, rows: &[(Row<'_>, Quantiles)]) {
-    let measured = || rows.iter().map(|(_, it)| it).filter(|it| it.count > 0);
+    let known =
+        |it: &Quantiles| it.count > 0 && [it.p50_us, it.p99_us, it.max_us].iter().all(|it| it.is_finite());
+    let measured = || rows.iter().map(|(_, it)| it).filter(|it| known(it));
     let axis = Log::over(measured().flat_map(|it| [it.p50_us, it.p99_us, it.max_us]));
     let top = 6;
     let height = top + rows.iter().map(|(row, _)| row_height(row)).sum::<u32>() + 24;
@@ -146,9 +159,9 @@ pub(super) fn latencies(out: &mut String, plot: &Plot<'_>, rows: &[(Row<'_>, Qua
     };
     let say: Vec<String> = rows
         .iter()
-        .map(|(row, it)| match it.count {
-            0 => format!("{}, {}: not measured", row.backend, cache_name(row.cache)),
-            _ => format!("{}, {}: {}", row.backend, cache_name(row.cache), values(it)),
+        .map(|(row, it)| match known(it) {
+            false => format!("{}, {}: not measured", row.backend, cache_name(row.cache)),
+            true => format!("{}, {}: {}", row.backend, cache_name(row.cache), values(it)),
         })
         .collect();
     open(out, plot, height, &say);
@@ -264,14 +277,20 @@ fn say_bar(row: &Row<'_>, unit: &str) -> String {
     say
 }
 
-/// A power of ten of microseconds without digits that say nothing.
+/// A power of ten of microseconds.
 fn tick_time(us: f64) -> String {
     let text = time(us);
     match text.split_once(' ') {
-        Some((value, unit)) if value.contains('.') && !value.contains('e') => {
-            format!("{} {unit}", value.trim_end_matches('0').trim_end_matches('.'))
-        }
-        _ => text,
+        Some((value, unit)) => format!("{} {unit}", short(value.to_owned())),
+        None => text,
+    }
+}
+
+/// A number without digits that say nothing: values on an axis are exact.
+pub(super) fn short(number: String) -> String {
+    match number.contains('.') && !number.contains('e') {
+        true => number.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => number,
     }
 }
 
@@ -280,5 +299,13 @@ pub(super) fn cached(share: Option<f64>) -> String {
     match share.filter(|it| it.is_finite()) {
         Some(share) => format!("{} cached before", percent(share)),
         None => "cached before: not known".into(),
+    }
+}
+
+/// The same where there is little room.
+pub(super) fn cached_in_short(share: Option<f64>) -> String {
+    match share.filter(|it| it.is_finite()) {
+        Some(share) => format!("{} cached", percent(share)),
+        None => String::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::notes::{Notes, with_reasons};
+use super::notes::Notes;
 use super::text::{Escaped, GB_PER_GIB, count, figure, micros, missing, size};
 use super::{cache_name, share};
 use crate::measure::{BenchReport, Quantiles, Run, Spread, Summary, Sweep};
@@ -216,16 +216,19 @@ pub(super) fn runs(out: &mut String, report: &BenchReport) {
         "In use, and why",
         "Marks",
     ];
+    let name = |it: &Run| format!("{}, {}", it.backend, cache_name(it.cache));
+    let notes = Notes::of("runs", report.runs.iter().map(|it| (name(it), &*it.marks)));
     out.push_str("<p>In the order in which they were done.</p>\n<div class=\"card\">\n");
     table(out, "Every run", &columns, |out| {
         for (i, it) in report.runs.iter().enumerate() {
-            run(out, i, it);
+            run(out, i, it, &notes);
         }
     });
+    notes.write(out);
     out.push_str("</div>\n");
 }
 
-fn run(out: &mut String, index: usize, it: &Run) {
+fn run(out: &mut String, index: usize, it: &Run, notes: &Notes<'_>) {
     let at = |name: &str| format!("/runs/{index}/{name}");
     let plain = |name: &str, value: f64, unit| figure(&at(name), value, (1.0, unit));
     begin(out, "run", index, &it.backend, cache_name(it.cache), "");
@@ -255,6 +258,5 @@ fn run(out: &mut String, index: usize, it: &Run) {
     });
     words(out, &ways.collect::<Vec<_>>().join(", "));
     words(out, &format!("{}: {}", Escaped(&it.backend_used), Escaped(&it.backend_reason)));
-    words(out, &with_reasons(&it.marks));
-    out.push_str("</tr>\n");
+    let _ = writeln!(out, "<td>{}</td></tr>", notes.badges(&it.marks));
 }
