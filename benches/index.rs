@@ -31,8 +31,7 @@ fn opening(c: &mut Criterion) {
                 .expect("there is room for small files");
         }
     }
-    let columns =
-        r#"{"version": 1, "columns": [{"name": "data", "format": "npy", "files": "shard-*.npy"}]}"#;
+    let columns = r#"{"version": 1, "columns": [{"name": "data", "format": "npy", "files": "shard-*.npy"}]}"#;
     fs::write(manifest.join("dataset.json"), columns).expect("there is room for a small file");
     let mut group = c.benchmark_group("open");
     group.sample_size(20).throughput(Throughput::Elements(SHARDS));

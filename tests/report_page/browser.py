@@ -19,7 +19,7 @@ import time
 
 WIDTHS = (390, 1280)
 THEMES = ("light", "dark")
-DEADLINE = 180
+DEADLINE = 400
 
 
 class Browser:

@@ -175,7 +175,7 @@ pub(super) fn latencies(out: &mut String, plot: &Plot<'_>, rows: &[(Row<'_>, Qua
             cache_name(row.cache)
         );
         let middle = y + 30;
-        if it.count == 0 {
+        if !known(it) {
             let _ =
                 write!(out, r#"><rect class="track absent" x="0" y="{}" width="100%" height="16"/>"#, y + 22);
             labels(out, row, y, "not measured", &row.under);
