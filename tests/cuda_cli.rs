@@ -12,11 +12,15 @@ use serde_json::Value;
 
 /// Runs `gpufeed load datasets/digits` with these flags and this environment.
 fn load(driver: DriverFile, environment: &[(&str, &str)], flags: &[&str]) -> Outcome {
+    verb("load", driver, environment, flags)
+}
+
+fn verb(verb: &str, driver: DriverFile, environment: &[(&str, &str)], flags: &[&str]) -> Outcome {
     let folder = folder();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
     on_emulator(&mut command, folder.path(), driver);
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/digits");
-    command.arg("load").arg(digits).args(flags).envs(environment.iter().copied());
+    command.arg(verb).arg(digits).args(flags).envs(environment.iter().copied());
     finish(command, folder.path())
 }
 
@@ -166,4 +170,29 @@ fn a_gpu_that_fails_in_the_middle_is_an_error_and_a_code() {
         let fine = outcome.code.is_some_and(|code| code != 0) && outcome.output.contains("CUDA_ERROR_");
         assert!(fine && !outcome.output.contains("panicked"), "{}", describe(&outcome));
     }
+}
+
+#[test]
+fn a_benchmark_measures_the_link_and_holds_the_backends_against_it() {
+    let flags =
+        ["--device", "cuda:0", "--rounds", "1", "--cache", "warm", "--no-fio", "--json", "--batch-size", "8"];
+    let outcome = verb("bench", DriverFile::Emulator, &[], &flags);
+    assert!(outcome.code == Some(0) && outcome.reports.is_empty(), "{}", describe(&outcome));
+    let it: Value = serde_json::from_str(&outcome.output).unwrap();
+    assert!(it["limits"]["link"]["gib_per_s"]["median"].as_f64().unwrap() > 0.0, "{}", it["limits"]);
+    assert!(it["machine"]["gpus"][0].as_str().unwrap().contains("Emulated"), "{}", it["machine"]);
+    assert_eq!(it["settings"]["device"], "cuda:0");
+    for run in it["runs"].as_array().unwrap() {
+        assert!(run["bytes"].as_u64() == Some(1792 * 65) && run["device_bytes"].as_u64() > Some(0), "{run}");
+        assert_ne!(run["backend"], "gds");
+    }
+    for summary in it["summary"].as_array().unwrap() {
+        assert_eq!(summary["share_of_link"].is_null(), summary["gib_per_s"].is_null(), "{summary}");
+    }
+    // There is no cuFile here, and that is what it says, not 0.
+    let failure = &it["failures"][0];
+    assert!(
+        failure["backend"] == "gds" && failure["error"].as_str().unwrap().contains("cuFile"),
+        "{failure}"
+    );
 }

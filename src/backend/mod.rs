@@ -21,13 +21,16 @@ pub(crate) use gds::{GdsReader, GdsSettings};
 pub(crate) use pool::PoolReader;
 pub(crate) use uring::UringReader;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cufile::Route;
 use crate::memory::cuda;
 use crate::storage::FileObserver;
 use crate::{Error, Result};
 
 /// A way to read, as the user names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Backend {
     /// The best that works here: `gds` for a GPU where cuFile is really direct, else `uring`, else `pread`; and for

@@ -147,6 +147,14 @@ impl Batch {
         self.wait_on(stream)
     }
 
+    /// Waits until the batch is on all of its devices, which for host memory it always is.
+    pub(crate) fn arrive(&self) -> Result<()> {
+        match &self.slot.info().events {
+            Some(events) => (0..self.devices().len()).try_for_each(|device| events.wait_ready(device)),
+            None => Ok(()),
+        }
+    }
+
     fn view(&self, index: usize) -> ColumnView<'_> {
         let column = &self.shared.dataset.columns()[index];
         // The plan was made for these samples, so the product fits: the slot holds it.

@@ -20,6 +20,13 @@ pub struct Source {
     mixture: Option<Mixture>,
 }
 
+impl Source {
+    /// The dataset; of a mixture, that of all its parts.
+    pub(crate) fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+}
+
 impl From<Dataset> for Source {
     fn from(dataset: Dataset) -> Self {
         Arc::new(dataset).into()

@@ -37,7 +37,7 @@ use crate::cufile::Route;
 use crate::dataset::Dataset;
 use crate::launch::{Agreement, Rank, Registration};
 use crate::memory::Device;
-use crate::order::{Batches, Run, Stand, State};
+use crate::order::{Batches, Run, Shuffle, Stand, State};
 use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery, Task};
 use ring::Ring;
@@ -298,6 +298,16 @@ impl Loader {
     /// all of them to [`Agreement::check`].
     pub fn agreement(&self) -> Agreement {
         self.settings.agreement
+    }
+
+    /// Samples in a batch of this rank; the last one of an epoch may have fewer.
+    pub fn batch_size(&self) -> u64 {
+        self.settings.batches.largest()
+    }
+
+    /// How the samples of an epoch are mixed.
+    pub fn shuffle(&self) -> Shuffle {
+        self.shared.run.shuffle
     }
 
     /// How many batches are read ahead of the caller.

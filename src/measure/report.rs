@@ -148,7 +148,9 @@ pub enum Cache {
 /// Why a figure is not what it seems to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// One word for programs: `cached`, `memory`, `short`, `noisy`, `above-link`, `above-disk`, `detour`.
+    /// One word for programs: `cached` (a cold run that was not), `not-cached` (a warm one that was not), `unchecked` (the
+    /// kernel does not tell), `memory`, `short`, `noisy`, `above-link`, `above-disk`, `detour`, and for a point of a sweep
+    /// `failed`.
     pub kind: String,
     /// The reason, in words.
     pub reason: String,

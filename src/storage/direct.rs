@@ -72,13 +72,24 @@ impl DirectIo {
     }
 }
 
+/// File systems that keep their files in memory, by magic.
+const IN_MEMORY: [(i64, &str); 3] =
+    [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramfs"), (0x9584_58f6, "hugetlbfs")];
+
+/// The name of the file system of an open file, if it keeps its files in memory.
+pub(crate) fn memory_file_system(file: &File) -> Option<&'static str> {
+    in_memory(file_system(file))
+}
+
+fn in_memory(magic: Option<i64>) -> Option<&'static str> {
+    IN_MEMORY.iter().find(|(known, _)| magic == Some(*known)).map(|(_, name)| *name)
+}
+
 /// The rule, apart from where its facts come from: file-system magic, (memory, offset) of `statx`, and the
 /// logical block size of the device.
 fn decide(magic: Option<i64>, statx: Option<(u32, u32)>, block: Option<u32>) -> DirectIo {
     // New kernels accept O_DIRECT on these, at any alignment, and then copy from the page cache.
-    const IN_MEMORY: [(i64, &str); 3] =
-        [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramfs"), (0x9584_58f6, "hugetlbfs")];
-    if let Some((_, name)) = IN_MEMORY.iter().find(|(known, _)| magic == Some(*known)) {
+    if let Some(name) = in_memory(magic) {
         return DirectIo::Unsupported(format!(
             "{name} keeps its files in memory, there is no disk to read directly"
         ));

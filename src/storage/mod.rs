@@ -10,13 +10,13 @@ mod residency;
 mod root;
 mod table;
 
-pub(crate) use direct::refuses_direct;
 pub use direct::{Alignment, DirectIo};
+pub(crate) use direct::{memory_file_system, refuses_direct};
 pub use identity::FileIdentity;
 pub(crate) use listing::{expand, matching};
 pub(crate) use opener::Opener;
 pub use priority::IoPriority;
 pub(crate) use priority::{apply as apply_priority, honours_priority, scheduler_of};
-pub(crate) use residency::residency_by;
 pub use residency::{Residency, evict, residency};
+pub(crate) use residency::{evict_by, residency_by};
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};

@@ -58,8 +58,12 @@ pub(crate) fn residency_by(opener: &Opener, path: &Path) -> Result<Residency> {
 /// # Errors
 /// The file cannot be opened, or the kernel refuses.
 pub fn evict(path: impl AsRef<Path>) -> Result<()> {
-    let path = path.as_ref();
-    let (file, _) = Opener::default().open_regular(path, 0)?;
+    evict_by(&Opener::default(), path.as_ref())
+}
+
+/// As [`evict`], for a file that `opener` opens.
+pub(crate) fn evict_by(opener: &Opener, path: &Path) -> Result<()> {
+    let (file, _) = opener.open_regular(path, 0)?;
     // SAFETY: the descriptor is open for the whole call; no memory is passed.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),

@@ -20,7 +20,7 @@ const PATIENCE_FOR_RECORD: Duration = Duration::from_secs(4);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static RECORDING: AtomicBool = AtomicBool::new(false);
-static STOP: Mutex<Option<StopHandle>> = Mutex::new(None);
+static STOP: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 static LAST_WORDS: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(None);
 
@@ -31,12 +31,17 @@ pub(crate) fn interrupted() -> bool {
 
 /// Has a loader stopped by the next signal.
 pub(crate) fn stops(handle: StopHandle) {
-    // A signal that comes from here on waits for the lock, and then finds the handle.
-    let mut stop = STOP.lock().unwrap_or_else(PoisonError::into_inner);
+    calls(move || handle.stop());
+}
+
+/// Has the next signal call this.
+pub(crate) fn calls(stop: impl Fn() + Send + 'static) {
+    // A signal that comes from here on waits for the lock, and then finds it.
+    let mut slot = STOP.lock().unwrap_or_else(PoisonError::into_inner);
     if interrupted() {
-        handle.stop();
+        stop();
     }
-    *stop = Some(handle);
+    *slot = Some(Box::new(stop));
 }
 
 /// Has a folder removed if the process has to be cut off.
@@ -104,8 +109,8 @@ pub(crate) fn listen() {
                 continue;
             }
             let since = Instant::now();
-            if let Some(handle) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner) {
-                handle.stop();
+            if let Some(stop) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner) {
+                stop();
             }
             std::thread::spawn(move || {
                 while !is_enough(since.elapsed(), RECORDING.load(Ordering::Acquire)) {

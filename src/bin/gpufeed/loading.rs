@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use gpufeed::{
-    Backend, BadSamples, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Rank, Shuffle, State,
+    Backend, BadSamples, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Rank, Shuffle,
+    Source, State,
 };
 
 use crate::options::{DatasetArgs, WrongArguments, parse_size};
@@ -19,7 +20,7 @@ pub(crate) struct LoaderArgs {
     device: Vec<DeviceArg>,
     /// The way to read: auto, gds, uring, pread or page-cache.
     #[arg(long, default_value_t = Backend::Auto)]
-    backend: Backend,
+    pub(crate) backend: Backend,
     /// Fail where reads would not go straight from storage into GPU memory.
     #[arg(long)]
     require_gds: bool,
@@ -44,6 +45,17 @@ pub(crate) struct LoaderArgs {
     rank: RankArgs,
     #[command(flatten)]
     limits: LimitArgs,
+}
+
+/// What the flags lead to, on this machine and in this process.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) source: Source,
+    /// Bytes of one sample of DATASET.
+    pub(crate) sample_bytes: u64,
+    rank: Rank,
+    devices: Vec<Device>,
+    shuffle: Shuffle,
 }
 
 /// Which samples come when.
@@ -165,6 +177,26 @@ impl LoaderArgs {
         resume: Option<State>,
         trace: bool,
     ) -> anyhow::Result<Loader> {
+        let found = self.find(data, rank)?;
+        let mut builder = self.apply(&found, Loader::builder(found.source.clone())).trace(trace);
+        if let Some(state) = resume {
+            builder = builder.resume(state);
+        }
+        let loader = builder.build()?;
+        let ranks = rank.local_world_size().unwrap_or(1);
+        if found.devices == [Device::Auto]
+            && ranks > 1
+            && matches!(loader.report().devices[..], [Device::Cuda(_)])
+        {
+            eprintln!(
+                "note: all {ranks} ranks of this host deliver to the first GPU; --device cuda:local gives each its own"
+            );
+        }
+        Ok(loader)
+    }
+
+    /// Finds out the devices, and opens DATASET and what else is mixed in.
+    pub(crate) fn find(&self, data: &DatasetArgs, rank: &Rank) -> anyhow::Result<Found> {
         let devices: Vec<Device> = self
             .device
             .iter()
@@ -174,51 +206,45 @@ impl LoaderArgs {
             })
             .collect::<gpufeed::Result<_>>()?;
         let dataset = data.open()?;
-        let shuffle = self.order.shuffle(dataset.sample_bytes())?;
-        let mut builder = match self.order.mix.as_slice() {
-            [] => Loader::builder(dataset),
+        let sample_bytes = dataset.sample_bytes();
+        let shuffle = self.order.shuffle(sample_bytes)?;
+        let source = match self.order.mix.as_slice() {
+            [] => Source::from(dataset),
             others => {
                 let mut parts = vec![(dataset, self.order.weight)];
                 for (path, weight) in others {
                     parts.push((data.open_at(path)?, *weight));
                 }
                 let mixture = Mixture::new(parts)?;
-                Loader::builder(match self.order.epoch_samples {
-                    Some(samples) => mixture.epoch_samples(samples)?,
-                    None => mixture,
-                })
+                match self.order.epoch_samples {
+                    Some(samples) => mixture.epoch_samples(samples)?.into(),
+                    None => mixture.into(),
+                }
             }
         };
-        builder = builder
-            .devices(&devices)
+        Ok(Found { source, sample_bytes, rank: rank.clone(), devices, shuffle })
+    }
+
+    /// Sets all that the flags say.
+    pub(crate) fn apply(&self, found: &Found, builder: LoaderBuilder) -> LoaderBuilder {
+        let mut builder = builder
+            .devices(&found.devices)
             .require_gds(self.require_gds)
             .backend(self.backend)
             .batch_size(self.batch_size)
-            .shuffle(shuffle)
+            .shuffle(found.shuffle)
             .seed(self.order.seed)
             .last_batch(self.order.last_batch)
             .allow_empty_epochs(self.order.allow_empty)
-            .rank(rank.clone())
+            .rank(found.rank.clone())
             .queue_depth(self.queue_depth)
             .io_bytes(self.io_bytes)
-            .stats(true)
-            .trace(trace);
+            .stats(true);
         builder = self.limits.apply(builder);
-        if let Some(batches) = self.prefetch {
-            builder = builder.prefetch(batches);
+        match self.prefetch {
+            Some(batches) => builder.prefetch(batches),
+            None => builder,
         }
-        if let Some(state) = resume {
-            builder = builder.resume(state);
-        }
-        let loader = builder.build()?;
-        let ranks = rank.local_world_size().unwrap_or(1);
-        if devices == [Device::Auto] && ranks > 1 && matches!(loader.report().devices[..], [Device::Cuda(_)])
-        {
-            eprintln!(
-                "note: all {ranks} ranks of this host deliver to the first GPU; --device cuda:local gives each its own"
-            );
-        }
-        Ok(loader)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The command line: one file per verb.
 
+mod bench;
 mod generate;
 mod inspect;
 mod interrupt;
@@ -32,6 +33,14 @@ enum Verb {
     Load(Box<load::Load>),
     /// Tells what a dataset is, without reading its payload.
     Inspect(inspect::Inspect),
+    /// Measures the backends side by side on your own data, cold and warm.
+    ///
+    /// Every backend goes through whole epochs, in turn, and for cold runs the disk is measured beside them by a plain read
+    /// loop (and fio, where it is installed). Every run is a process of its own, so that memory and CPU time are its own.
+    /// Before a cold run the files are taken out of the page cache; what of them is there just before the epoch begins is
+    /// printed beside every figure. Figures that are not what they seem to be are marked, with the reason. Files are only
+    /// read.
+    Bench(Box<bench::Bench>),
     /// Checks that every device and backend of this machine delivers the same, right bytes.
     Selftest(selftest::Selftest),
     /// Writes a synthetic dataset (seeded) for trying things out.
@@ -44,6 +53,7 @@ fn main() -> ExitCode {
     let outcome = match cli.verb {
         Verb::Load(verb) => verb.run(),
         Verb::Inspect(verb) => verb.run(),
+        Verb::Bench(verb) => verb.run(),
         Verb::Selftest(verb) => verb.run(),
         Verb::Generate(verb) => verb.run(),
     };

@@ -61,6 +61,11 @@ impl Context {
         self.ordinal
     }
 
+    /// What the driver calls the device.
+    pub(crate) fn name(&self) -> Result<String> {
+        result::device::get_name(self.device).map_err(|e| failed("the device has no name", e))
+    }
+
     pub(crate) fn raw(&self) -> sys::CUcontext {
         self.raw
     }
