@@ -57,13 +57,21 @@ impl LoaderBuilder {
         let io_shape = self.io_shape()?;
         let (target, device_reason) = resolve(&self.devices)?;
         let context = target.contexts().first();
+        let tuned = self.tuned.filter(|_| self.backend == Backend::Auto && !self.require_gds);
         let wanted = Wanted {
             backend: self.backend,
             context,
             require_gds: self.require_gds,
             below_root: self.dataset.opener.has_root(),
         };
-        let mut chosen = choose(wanted)?;
+        // Where the fastest does not work any more, `auto` is as it is without.
+        let fastest = tuned.and_then(|backend| choose(Wanted { backend, ..wanted }).ok());
+        let mut chosen = match fastest {
+            Some(fastest) => {
+                Chosen { reason: "it was the fastest when this disk was tuned".into(), ..fastest }
+            }
+            None => choose(wanted)?,
+        };
         let mut loader = loop {
             let built =
                 self.build_with((&run, batches, stand), io_shape, &target, &device_reason, chosen.clone());

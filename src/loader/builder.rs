@@ -9,6 +9,7 @@ use super::rate::Clock;
 use crate::backend::Backend;
 use crate::dataset::{Dataset, Mixture};
 use crate::launch::Rank;
+use crate::measure::Tuning;
 use crate::memory::Device;
 use crate::order::{LastBatch, Shuffle, State};
 use crate::storage::IoPriority;
@@ -61,6 +62,8 @@ pub struct LoaderBuilder {
     pub(super) resume: Option<State>,
     pub(super) devices: Vec<Device>,
     pub(super) backend: Backend,
+    /// What was found to be fastest, for `auto`.
+    pub(super) tuned: Option<Backend>,
     pub(super) prefetch: Option<u32>,
     pub(super) shrink_ring: bool,
     pub(super) require_gds: bool,
@@ -98,6 +101,7 @@ impl LoaderBuilder {
             resume: None,
             devices: vec![Device::Host],
             backend: Backend::Auto,
+            tuned: None,
             prefetch: None,
             shrink_ring: false,
             require_gds: false,
@@ -213,6 +217,13 @@ impl LoaderBuilder {
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
+    }
+
+    /// Takes I/O size, queue depth and, for [`Backend::Auto`], the backend from what was found to be fastest on this disk, by
+    /// [`tune_loader`](crate::measure::tune_loader). What is set after this counts instead.
+    pub fn tuned(mut self, tuning: &Tuning) -> Self {
+        self.tuned = Some(tuning.backend);
+        self.queue_depth(tuning.queue_depth).io_bytes(tuning.io_bytes)
     }
 
     /// Batches read ahead of the caller, from 1 on; the ring has one slot more. Default: what makes 32 MiB, but at

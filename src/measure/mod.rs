@@ -16,6 +16,7 @@ mod run;
 mod stop;
 mod summary;
 mod tune;
+mod tune_run;
 
 pub use bench::{Bench, Progress};
 pub use child::run_in_child;
@@ -27,3 +28,4 @@ pub use report::{
 pub use run::{Measured, RunFailure, RunSpec, Vary};
 pub use stop::Stop;
 pub use tune::{Candidate, Tuning, Tunings, tune};
+pub use tune_run::{tune_loader, tuning_key};

@@ -22,8 +22,8 @@ pub struct Candidate {
 /// What a search found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tuning {
-    /// The name of the backend.
-    pub backend: String,
+    /// The backend.
+    pub backend: Backend,
     /// The most bytes that one read asks for.
     pub io_bytes: u64,
     /// Reads in flight.
@@ -105,7 +105,7 @@ pub fn tune(
     let (settings, gib_per_s) = if faster { (best.0, tuned) } else { (default, untuned) };
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Ok(Tuning {
-        backend: settings.backend.name().into(),
+        backend: settings.backend,
         io_bytes: settings.io_bytes,
         queue_depth: settings.queue_depth,
         faster,
@@ -121,16 +121,6 @@ fn near<T: Copy + PartialOrd + 'static>(all: &'static [T], at: T) -> impl Iterat
     let below = all.iter().copied().rev().find(|value| *value < at);
     let above = all.iter().copied().find(|value| *value > at);
     below.into_iter().chain(above)
-}
-
-impl Tuning {
-    /// The backend.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a name that this version does not know.
-    pub fn backend(&self) -> Result<Backend> {
-        self.backend.parse()
-    }
 }
 
 /// Tunings that were found, by what they depend on, in one file.
@@ -222,7 +212,7 @@ mod tests {
             disk(candidate)
         })
         .unwrap();
-        assert_eq!((tuning.backend().unwrap(), tuning.queue_depth), (Backend::Uring, 64));
+        assert_eq!((tuning.backend, tuning.queue_depth), (Backend::Uring, 64));
         assert!(tuning.faster && tuning.gib_per_s.median > tuning.default_gib_per_s.median);
         assert!(asked < 40, "{asked} measurements");
     }
@@ -237,7 +227,7 @@ mod tests {
         })
         .unwrap();
         assert!(!tuning.faster);
-        assert_eq!((tuning.backend.as_str(), tuning.io_bytes, tuning.queue_depth), ("uring", 1 << 20, 16));
+        assert_eq!((tuning.backend, tuning.io_bytes, tuning.queue_depth), (Backend::Uring, 1 << 20, 16));
     }
 
     #[test]
@@ -256,7 +246,7 @@ mod tests {
             Backend::Pread => Err(Error::argument("no")),
             _ => disk(candidate),
         };
-        assert_eq!(tune(DEFAULT, &BACKENDS, LONG, fails).unwrap().backend, "uring");
+        assert_eq!(tune(DEFAULT, &BACKENDS, LONG, fails).unwrap().backend, Backend::Uring);
         let default_fails = tune(DEFAULT, &BACKENDS, LONG, |_| Err(Error::argument("no default")));
         assert_eq!(default_fails.unwrap_err().to_string(), "no default");
         // Without any time the default is measured, and stays.

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::interrupt::Recording;
-use crate::loading::LoaderArgs;
+use crate::loading::{LoaderArgs, Tune};
 use crate::options::{DatasetArgs, WrongArguments};
 use crate::watch::Watcher;
 use crate::{interrupt, output, ranked};
@@ -55,6 +55,13 @@ pub(crate) struct Load {
     /// at the end.
     #[arg(long, value_name = "FILE")]
     metrics_out: Option<PathBuf>,
+    /// First find the I/O size, queue depth and backend that read this dataset fastest, cold, and remember them for this disk
+    /// (in the cache folder of the user, for later runs). Takes up to a minute.
+    #[arg(long, conflicts_with = "no_tuning")]
+    tune: bool,
+    /// Do not use what --tune found before.
+    #[arg(long)]
+    no_tuning: bool,
     /// End after N batches, wherever the epoch is.
     #[arg(long, value_name = "N")]
     max_batches: Option<u64>,
@@ -121,12 +128,18 @@ struct Totals {
 
 impl Load {
     pub(crate) fn run(mut self) -> anyhow::Result<()> {
+        let rank = self.loader.rank()?;
+        let tune = match (self.tune, self.no_tuning) {
+            (true, _) => Tune::Found(self.loader.tune(&self.dataset, &rank)?),
+            (false, true) => Tune::Never,
+            _ => Tune::Remembered,
+        };
         // The clock includes opening files, allocating memory and starting threads: a user waits for those too.
         let (start, cpu_start) = (Instant::now(), output::cpu_seconds());
-        let rank = self.loader.rank()?;
         self.settle_files(&rank)?;
         let resume = self.resume.as_ref().map(State::read).transpose()?;
-        let mut loader = self.loader.build(&self.dataset, &rank, resume, self.trace.is_some())?;
+        let (mut loader, tuning) =
+            self.loader.build(&self.dataset, &rank, resume, (self.trace.is_some(), tune))?;
         interrupt::stops(loader.stop_handle());
 
         let mut totals = Totals {
@@ -183,7 +196,9 @@ impl Load {
         let (state, digest) = (sinks.state.clone(), sinks.digest.take().map(|it| hex(&it.finalize())));
         drop(sinks);
         if self.json {
-            output::json(&self.as_json(&loader, &totals, &state, digest))
+            let mut all = self.as_json(&loader, &totals, &state, digest);
+            all["tuning"] = serde_json::to_value(&tuning)?;
+            output::json(&all)
         } else {
             self.as_text(&loader, &totals, &state, digest);
             Ok(())

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gpufeed::{
@@ -9,7 +10,10 @@ use gpufeed::{
     Source, State,
 };
 
+use gpufeed::measure::{Stop, Tuning, Tunings, tune_loader, tuning_key};
+
 use crate::options::{DatasetArgs, WrongArguments, parse_size};
+use crate::{interrupt, output};
 
 /// How to load.
 #[derive(Debug, Args)]
@@ -33,12 +37,12 @@ pub(crate) struct LoaderArgs {
     /// Batches read ahead. [default: what makes 32 MiB, from 2 to 16; two windows with --shuffle blocks]
     #[arg(long, value_name = "N")]
     prefetch: Option<u32>,
-    /// Reads in flight at once; for pread and page-cache that many threads.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    queue_depth: u32,
-    /// The most bytes that one read asks for.
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size)]
-    io_bytes: u64,
+    /// Reads in flight at once; for pread and page-cache that many threads. [default: 16, or what `load --tune` found]
+    #[arg(long, value_name = "N")]
+    queue_depth: Option<u32>,
+    /// The most bytes that one read asks for. [default: 1MiB, or what `load --tune` found]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    io_bytes: Option<u64>,
     #[command(flatten)]
     order: OrderArgs,
     #[command(flatten)]
@@ -56,6 +60,8 @@ pub(crate) struct Found {
     rank: Rank,
     devices: Vec<Device>,
     shuffle: Shuffle,
+    /// What was found to be fastest for it.
+    pub(crate) tuning: Option<Tuning>,
 }
 
 /// Which samples come when.
@@ -175,9 +181,20 @@ impl LoaderArgs {
         data: &DatasetArgs,
         rank: &Rank,
         resume: Option<State>,
-        trace: bool,
-    ) -> anyhow::Result<Loader> {
-        let found = self.find(data, rank)?;
+        (trace, tune): (bool, Tune),
+    ) -> anyhow::Result<(Loader, Option<Tuning>)> {
+        let mut found = self.find(data, rank)?;
+        found.tuning = match tune {
+            Tune::Never => None,
+            Tune::Found(tuning) => Some(tuning),
+            Tune::Remembered => {
+                let key = tuning_key(&found.source, &found.devices, found.shuffle);
+                Tunings::of_user().and_then(|tunings| {
+                    let unused = |error| eprintln!("note: what was tuned before is not used: {error}");
+                    tunings.get(&key).map_err(unused).ok().flatten()
+                })
+            }
+        };
         let mut builder = self.apply(&found, Loader::builder(found.source.clone())).trace(trace);
         if let Some(state) = resume {
             builder = builder.resume(state);
@@ -192,7 +209,27 @@ impl LoaderArgs {
                 "note: all {ranks} ranks of this host deliver to the first GPU; --device cuda:local gives each its own"
             );
         }
-        Ok(loader)
+        Ok((loader, found.tuning))
+    }
+
+    /// Finds what is fastest on this disk, and remembers it.
+    pub(crate) fn tune(&self, data: &DatasetArgs, rank: &Rank) -> anyhow::Result<Tuning> {
+        let found = self.find(data, rank)?;
+        let stop = Stop::new();
+        let asked = stop.clone();
+        interrupt::calls(move || asked.stop());
+        let configure = |builder| self.apply(&found, builder);
+        let tuning = tune_loader(found.source.clone(), configure, TUNING, &stop)?;
+        eprintln!("{}", told(&tuning));
+        match Tunings::of_user() {
+            Some(tunings) => {
+                tunings.put(&tuning_key(&found.source, &found.devices, found.shuffle), &tuning)?;
+            }
+            None => {
+                eprintln!("note: it is not remembered, since neither XDG_CACHE_HOME nor HOME names a folder")
+            }
+        }
+        Ok(tuning)
     }
 
     /// Finds out the devices, and opens DATASET and what else is mixed in.
@@ -222,7 +259,7 @@ impl LoaderArgs {
                 }
             }
         };
-        Ok(Found { source, sample_bytes, rank: rank.clone(), devices, shuffle })
+        Ok(Found { source, sample_bytes, rank: rank.clone(), devices, shuffle, tuning: None })
     }
 
     /// Sets all that the flags say.
@@ -237,15 +274,50 @@ impl LoaderArgs {
             .last_batch(self.order.last_batch)
             .allow_empty_epochs(self.order.allow_empty)
             .rank(found.rank.clone())
-            .queue_depth(self.queue_depth)
-            .io_bytes(self.io_bytes)
             .stats(true);
+        if let Some(tuning) = &found.tuning {
+            builder = builder.tuned(tuning);
+        }
+        if let Some(reads) = self.queue_depth {
+            builder = builder.queue_depth(reads);
+        }
+        if let Some(bytes) = self.io_bytes {
+            builder = builder.io_bytes(bytes);
+        }
         builder = self.limits.apply(builder);
         match self.prefetch {
             Some(batches) => builder.prefetch(batches),
             None => builder,
         }
     }
+}
+
+/// How long tuning may take.
+const TUNING: Duration = Duration::from_secs(45);
+
+/// Whether to look for the settings that suit the disk.
+#[derive(Debug)]
+pub(crate) enum Tune {
+    Never,
+    /// Take those that were found before.
+    Remembered,
+    /// Take these.
+    Found(Tuning),
+}
+
+fn told(tuning: &Tuning) -> String {
+    let default = tuning.default_gib_per_s.median;
+    let what = match tuning.faster {
+        true => format!(
+            "{} with I/Os of {} and {} in flight reads {:.2} GiB/s, by default it is {default:.2}, in turn",
+            tuning.backend,
+            output::size(tuning.io_bytes),
+            tuning.queue_depth,
+            tuning.gib_per_s.median
+        ),
+        false => format!("nothing is faster beyond noise than the default, which reads {default:.2} GiB/s"),
+    };
+    format!("tuned in {:.0} s: {what}", tuning.took_seconds)
 }
 
 impl OrderArgs {
