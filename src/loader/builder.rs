@@ -301,6 +301,11 @@ impl LoaderBuilder {
 
     /// Whether the loader looks at how long its stages take, for [`Loader::stats`](crate::Loader::stats). Default: no, which
     /// costs nothing; it costs less than a hundredth of the throughput (`benches/RECORD.md`).
+    ///
+    /// Such a loader also marks NVTX ranges for a profiler, if `libnvToolsExt.so.1` is found: "gpufeed plan", "gpufeed
+    /// wait for storage", "gpufeed wait for copies" and "gpufeed wait for a slot" on the thread that reads, and "gpufeed
+    /// wait for a batch" on the caller's. NVTX 3 has no such library: a profiler that injects only that version does not
+    /// see them.
     pub fn stats(mut self, look: bool) -> Self {
         self.stats = look;
         self

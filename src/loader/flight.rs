@@ -151,7 +151,9 @@ impl Pipeline {
     /// Waits for completions and deals with them.
     pub(super) fn reap(&mut self) -> Result<()> {
         let mut done = std::mem::take(&mut self.done);
+        let range = self.range(c"gpufeed wait for storage");
         let waited = self.reader.reap(true, &mut done);
+        drop(range);
         for completion in done.drain(..) {
             self.complete(completion);
         }

@@ -8,6 +8,7 @@ mod flight;
 mod live;
 #[cfg(test)]
 mod model;
+mod nvtx;
 mod pipeline;
 mod plan;
 mod rate;
@@ -483,6 +484,7 @@ impl Epoch<'_> {
         if let (Some(watch), Some(from)) = (&mut loader.watch, loader.stepping.take()) {
             watch.took(Stage::Step, from, 0, 0);
         }
+        let range = loader.watch.as_ref().and_then(|watch| watch.range(c"gpufeed wait for a batch"));
         // With no patience at all it would look again and again while a batch is being read.
         let patience = loader.settings.lend_timeout.max(Duration::from_millis(1));
         let delivery = loop {
@@ -504,6 +506,7 @@ impl Epoch<'_> {
                 }
             }
         };
+        drop(range);
         match delivery {
             Ok(Delivery::Batch(ready)) => {
                 self.left = self.left.saturating_sub(1);

@@ -1,6 +1,7 @@
 //! The thread that reads: it plans batches, keeps the backend's queue full, and hands on slots as they get whole.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::bad::{BadOnes, BadSamples, Suspect};
 use super::flight::Flight;
+use super::nvtx::Range;
 use super::plan::{Layout, Lot, Plan, Planner};
 use super::rate::TokenBucket;
 use super::ring::{Filling, Free, Ready, Ring};
@@ -228,7 +230,9 @@ impl Pipeline {
                     break;
                 }
                 let from = self.now();
+                let range = self.range(c"gpufeed plan");
                 let planned = self.plan(&mut task, batch, together);
+                drop(range);
                 self.took(Stage::Plan, from, batch, 0);
                 batch += planned;
             }
@@ -256,12 +260,16 @@ impl Pipeline {
                         // Copies into a slot wait until the caller's streams are done with it.
                         let events = self.filling.iter().filter_map(|fill| fill.slot.info().events.as_ref());
                         let by_caller = from.is_some() && { events }.any(SlotEvents::in_use);
+                        let name =
+                            if by_caller { c"gpufeed wait for a slot" } else { c"gpufeed wait for copies" };
+                        let range = self.setup.watch.as_ref().and_then(|watch| watch.range(name));
                         copier.wait(|chunk| {
                             self.staging.give_back(chunk);
                             if let Some(watch) = &mut self.setup.watch {
                                 watch.copied(chunk);
                             }
                         })?;
+                        drop(range);
                         self.waited(if by_caller { Wait::Slot } else { Wait::Copy }, from);
                     }
                     _ => {
@@ -283,6 +291,11 @@ impl Pipeline {
     /// The time, if it is looked at.
     pub(super) fn now(&self) -> Option<Instant> {
         self.setup.watch.as_ref().map(|_| Instant::now())
+    }
+
+    /// A range for a profiler, if the loader is looked at.
+    pub(super) fn range(&self, name: &'static CStr) -> Option<Range> {
+        self.setup.watch.as_ref().and_then(|watch| watch.range(name))
     }
 
     pub(super) fn took(&mut self, stage: Stage, from: Option<Instant>, batch: u64, bytes: u64) {
@@ -367,7 +380,9 @@ impl Pipeline {
     /// Waits until a slot comes back, or might as well. `false`: the epoch was cancelled, or the loader is gone.
     fn wait_for_slot(&mut self) -> bool {
         let from = self.now();
+        let range = self.range(c"gpufeed wait for a slot");
         let go_on = self.slot_comes();
+        drop(range);
         self.waited(Wait::Slot, from);
         go_on
     }

@@ -2,10 +2,13 @@
 //!
 //! The threads note times in memory of their own, and add them up once per batch: no lock is taken for a read.
 
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+
+use super::nvtx::Range;
 
 /// What can take time. Each has a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -151,6 +154,11 @@ impl Watch {
     /// Notes that there was nothing to do from `from` until now but to wait.
     pub(super) fn waited(&mut self, wait: Wait, from: Instant) {
         self.notes.waits[wait as usize] += from.elapsed();
+    }
+
+    /// A range for a profiler, until it is dropped.
+    pub(super) fn range(&self, name: &'static CStr) -> Option<Range> {
+        Range::open(name)
     }
 
     /// A chunk's copy is done.
