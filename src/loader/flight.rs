@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::bad::{Probe, Suspect};
 use super::pipeline::Pipeline;
 use super::plan::{PlannedRead, Target};
-use super::timing::Stage;
+use super::timing::{Stage, Wait};
 use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Request, Way};
 use crate::storage::refuses_direct;
 use crate::{Error, ErrorKind, Result};
@@ -61,6 +61,9 @@ impl Pipeline {
     /// Starts planned reads while the queue has room.
     pub(super) fn start_reads(&mut self) {
         self.put_off = None;
+        if let Some(watch) = &mut self.setup.watch {
+            watch.tick = Instant::now();
+        }
         if !self.suspects.is_empty() {
             // First what is in flight lands, then it is found out which samples are bad.
             return;
@@ -90,7 +93,7 @@ impl Pipeline {
             self.tokens.pop();
             self.groups[at].started += 1;
             let mut flight = Flight::new(self.first_group + at as u64, read, chunk);
-            flight.began = self.now();
+            flight.began = self.setup.watch.as_ref().map(|watch| watch.tick);
             self.flights[token as usize] = Some(flight);
             if let Err(error) = self.launch(token, flight) {
                 self.give_up(token, &flight, error);
@@ -152,12 +155,24 @@ impl Pipeline {
     pub(super) fn reap(&mut self) -> Result<()> {
         let mut done = std::mem::take(&mut self.done);
         let range = self.range(c"gpufeed wait for storage");
+        let from = self.now();
         let waited = self.reader.reap(true, &mut done);
         drop(range);
+        if let (Some(watch), Some(from)) = (&mut self.setup.watch, from) {
+            // The reads of this time were completed by now.
+            watch.tick = Instant::now();
+            watch.waited_until(Wait::Storage, (from, watch.tick));
+        }
         for completion in done.drain(..) {
             self.complete(completion);
         }
         self.done = done;
+        if let Some(watch) = &mut self.setup.watch {
+            let bytes = std::mem::take(&mut watch.copied_bytes);
+            if bytes > 0 {
+                watch.took(Stage::Copy, watch.tick, 0, bytes);
+            }
+        }
         waited.map_err(|e| Error::new(ErrorKind::Io, "waiting for reads failed").by(self.name()).caused_by(e))
     }
 
@@ -215,11 +230,13 @@ impl Pipeline {
     fn book(&mut self, flight: &Flight, way: Way) {
         let Flight { read, group, .. } = *flight;
         self.links.stats.count(read.file, way, flight.direct, read.payload.into(), flight.come.into());
-        if flight.began.is_some() {
+        if let Some(began) = flight.began {
             let first = self.groups[(group - self.first_group) as usize].first.max(self.first);
             let batch =
                 self.filling.get((first - self.first) as usize).map_or(0, |fill| fill.slot.info().batch);
-            self.took(Stage::Read, flight.began, batch, flight.come.into());
+            if let Some(watch) = &mut self.setup.watch {
+                watch.took_until(Stage::Read, (began, watch.tick), batch, flight.come.into());
+            }
         }
         let slot_bytes = self.ring.slot_bytes();
         let (fill_of, first, filling) = (&self.fill_of, self.first, &mut self.filling);
@@ -315,21 +332,22 @@ impl Pipeline {
                     flight.chunk = None;
                 }
                 if let Some(watch) = &mut self.setup.watch {
-                    watch.queued[chunk as usize] = Some(Instant::now());
+                    watch.queued[chunk as usize] = Some(watch.tick);
                 }
                 // SAFETY: the read has completed and brought every byte that the pieces need; the planner made them
                 // for this chunk size and ring; the chunk is taken until the copier gives it back, and the pieces
                 // are only read during the call. The slots are filling, and what used them before was waited for.
                 unsafe { copier.copy(chunk, start, to, pieces) }
             }
-            // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
-            // pieces for this chunk size and ring; chunk and these bytes of the slots belong to this read alone.
-            (Address::Host(start), ring, _) => unsafe {
-                let from = self.setup.watch.as_ref().map(|_| Instant::now());
-                let copied = Gather::new(start, ring, pieces).run(None);
-                self.took(Stage::Copy, from, 0, flight.read.payload.into());
+            (Address::Host(start), ring, _) => {
+                // SAFETY: the read has completed and brought every byte that the pieces need; the planner made the
+                // pieces for this chunk size and ring; chunk and these bytes of the slots belong to this read alone.
+                let copied = unsafe { Gather::new(start, ring, pieces).run(None) };
+                if let Some(watch) = &mut self.setup.watch {
+                    watch.copied_bytes += u64::from(flight.read.payload);
+                }
                 copied
-            },
+            }
             (Address::Device(_), ..) => Err(misplanned()),
         }
     }

@@ -247,9 +247,7 @@ impl Pipeline {
                 return self.failure.take().map_or(Ok(()), |(_, error)| Err(error));
             }
             if self.tokens.len() < self.flights.len() {
-                let from = self.now();
                 self.reap()?;
-                self.waited(Wait::Storage, from);
             } else if let Some(wait) = self.put_off.take() {
                 self.wait_for_bytes(wait);
             } else if !self.filling.is_empty() && self.suspects.is_empty() {

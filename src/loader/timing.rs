@@ -18,8 +18,8 @@ pub enum Stage {
     Plan,
     /// A read, from its start to its completion.
     Read,
-    /// Taking the payload of a read out of its staging chunk: on the host the copy itself, on a GPU from queueing it to
-    /// hearing that it is done.
+    /// Taking payload out of staging chunks: on the host the copies out of those that were completed together, on a GPU each
+    /// from queueing it to hearing that it is done.
     Copy,
     /// The caller's wait for a batch.
     BatchWait,
@@ -133,17 +133,32 @@ pub(super) struct Watch {
     notes: Notes,
     /// When each chunk's copy was queued.
     pub(super) queued: Vec<Option<Instant>>,
+    /// When the reads that are being started, or were just completed, were.
+    pub(super) tick: Instant,
+    /// Bytes that were copied since then.
+    pub(super) copied_bytes: u64,
 }
 
 impl Watch {
     pub(super) fn new(timing: Arc<Timing>, chunks: u32) -> Watch {
         let notes = Notes { spans: Vec::with_capacity(2 * NOTED), ..Notes::default() };
-        Watch { timing, notes, queued: vec![None; chunks as usize] }
+        Watch { timing, notes, queued: vec![None; chunks as usize], tick: Instant::now(), copied_bytes: 0 }
     }
 
     /// Notes that a stage took from `from` until now.
     pub(super) fn took(&mut self, stage: Stage, from: Instant, batch: u64, bytes: u64) {
-        let took = from.elapsed();
+        self.took_until(stage, (from, Instant::now()), batch, bytes);
+    }
+
+    /// Notes that a stage took that long. To look at the clock for every read would cost more than the reads of a cache do.
+    pub(super) fn took_until(
+        &mut self,
+        stage: Stage,
+        (from, until): (Instant, Instant),
+        batch: u64,
+        bytes: u64,
+    ) {
+        let took = until.saturating_duration_since(from);
         let from = from.saturating_duration_since(self.timing.start);
         self.notes.spans.push(Span { stage, from, took, batch, bytes });
         if self.notes.spans.len() >= NOTED {
@@ -153,7 +168,11 @@ impl Watch {
 
     /// Notes that there was nothing to do from `from` until now but to wait.
     pub(super) fn waited(&mut self, wait: Wait, from: Instant) {
-        self.notes.waits[wait as usize] += from.elapsed();
+        self.waited_until(wait, (from, Instant::now()));
+    }
+
+    pub(super) fn waited_until(&mut self, wait: Wait, (from, until): (Instant, Instant)) {
+        self.notes.waits[wait as usize] += until.saturating_duration_since(from);
     }
 
     /// A range for a profiler, until it is dropped.
