@@ -129,7 +129,7 @@ def shards(folder):
 def gpufeed_command(args, case, backend):
     order = ["--shuffle", "full", "--seed", "7"] if case == "shuffled" else ["--shuffle", "none"]
     return [args.gpufeed, "load", args.data, "--record-bytes", str(args.record_bytes), *order, "--batch-size", "64",
-            "--backend", backend, "--device", "host", *args.extra, "--json"]
+            "--backend", backend, "--device", "host", "--no-tuning", *args.extra, "--json"]
 
 
 def fio_command(args, case, files):

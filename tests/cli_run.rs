@@ -415,3 +415,38 @@ fn help_names_every_flag() {
         assert!(help.contains(words), "{words}: {help}");
     }
 }
+
+#[test]
+fn what_was_tuned_is_remembered_and_used_unless_told_otherwise() {
+    let (cache, folder) = (tempfile::tempdir().unwrap(), common::folder());
+    let data = folder.path().join("data.bin");
+    common::write(&data, &common::noise(3, 4 << 20));
+    let run = |more: &[&str]| {
+        let mut command = gpufeed();
+        command.env("XDG_CACHE_HOME", cache.path()).arg("load").arg(&data);
+        command.args(["--record-bytes", "4096", "--device", "host", "--json"]).args(more);
+        told(command.output().unwrap())
+    };
+    assert!(json_of(run(&[]))["tuning"].is_null());
+    let (status, stdout, stderr) = run(&["--tune"]);
+    assert!(stderr.contains("tuned in "), "{stderr}");
+    let tuned = json_of((status, stdout, stderr));
+    let tuning = &tuned["tuning"];
+    for key in ["io_bytes", "queue_depth", "took_seconds", "measured"] {
+        assert!(tuning[key].is_number(), "{key}: {tuning}");
+    }
+    assert!(tuning["gib_per_s"]["median"].as_f64().unwrap() > 0.0, "{tuning}");
+    assert!(cache.path().join("gpufeed/tuning.json").is_file());
+    let again = json_of(run(&[]));
+    assert_eq!(again["tuning"]["queue_depth"], tuning["queue_depth"]);
+    assert!(again["backend_reason"].as_str().unwrap().contains("tuned"), "{}", again["backend_reason"]);
+    assert!(json_of(run(&["--no-tuning"]))["tuning"].is_null());
+    // Another pattern of reads is another matter.
+    assert!(json_of(run(&["--shuffle", "full"]))["tuning"].is_null());
+
+    std::fs::write(cache.path().join("gpufeed/tuning.json"), "{").unwrap();
+    let (status, _, stderr) = run(&[]);
+    assert!(status == 0 && stderr.contains("note: what was tuned before is not used"), "{stderr}");
+    let (status, _, stderr) = run(&["--tune", "--no-tuning"]);
+    assert!(status == 2, "{stderr}");
+}

@@ -20,6 +20,8 @@ fn verb(verb: &str, driver: DriverFile, environment: &[(&str, &str)], flags: &[&
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
     on_emulator(&mut command, folder.path(), driver);
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/digits");
+    // Nothing was tuned before.
+    command.env("XDG_CACHE_HOME", folder.path());
     command.arg(verb).arg(digits).args(flags).envs(environment.iter().copied());
     finish(command, folder.path())
 }

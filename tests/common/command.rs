@@ -6,10 +6,13 @@ use serde_json::Value;
 
 use super::launcher::without_launcher;
 
-/// The program on its own: no launcher tells it a rank, and no terminal is there.
+/// A cache folder in which no tuning is remembered.
+pub(crate) const UNTUNED: &str = "/nonexistent";
+
+/// The program on its own: no launcher tells it a rank, nothing was tuned before, and no terminal is there.
 pub(crate) fn gpufeed() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpufeed"));
-    without_launcher(&mut command).stdin(Stdio::null());
+    without_launcher(&mut command).stdin(Stdio::null()).env("XDG_CACHE_HOME", UNTUNED);
     command
 }
 

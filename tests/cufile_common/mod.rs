@@ -212,7 +212,8 @@ pub(crate) fn gpufeed(
     let folder = folder();
     let program = OsStr::new(env!("CARGO_BIN_EXE_gpufeed"));
     let mut command = command(program, &cufile.path, surroundings, folder.path());
-    command.args(args);
+    // Nothing was tuned before.
+    command.args(args).env("XDG_CACHE_HOME", folder.path());
     let outcome = finish(command, folder.path());
     let what = || format!("{args:?} with {cufile:?}: {}", describe(&outcome));
     assert!(outcome.reports.is_empty() && !outcome.timed_out, "{}", what());
