@@ -29,7 +29,7 @@ pub struct StageStats {
     pub count: u64,
     /// All of it together.
     pub total: Duration,
-    /// Half of them took no longer. To two digits, as the other quantiles.
+    /// Half of them took no longer. To two digits, as the next; after the first 4096 from one in 16.
     pub p50: Duration,
     /// 99 of 100 took no longer.
     pub p99: Duration,
@@ -200,18 +200,13 @@ impl LoaderStats {
 
 impl StageStats {
     fn of(totals: &Totals, stage: Stage) -> StageStats {
-        let histogram = totals.histogram(stage);
+        let (histogram, sum) = (totals.histogram(stage), totals.sum(stage));
         if histogram.is_empty() {
             return StageStats::default();
         }
-        let at = |quantile| Duration::from_nanos(histogram.value_at_quantile(quantile));
-        StageStats {
-            count: histogram.len(),
-            total: totals.sum(stage),
-            p50: at(0.5),
-            p99: at(0.99),
-            max: at(1.0),
-        }
+        // A bucket's upper end may lie above the largest value.
+        let at = |quantile| Duration::from_nanos(histogram.value_at_quantile(quantile)).min(sum.max);
+        StageStats { count: sum.count, total: sum.total, p50: at(0.5), p99: at(0.99), max: sum.max }
     }
 }
 

@@ -111,17 +111,35 @@ pub(super) struct Timing {
 /// What has been added up so far.
 #[derive(Debug, Clone)]
 pub(super) struct Totals {
+    /// Of the first times, and of a part of the later ones.
     stages: [Histogram<u64>; Stage::ALL.len()],
-    sums: [Duration; Stage::ALL.len()],
+    sums: [Sum; Stage::ALL.len()],
     waits: [Duration; Wait::ALL.len()],
     /// For a trace.
     spans: Option<Vec<Span>>,
     lost_spans: u64,
 }
 
+/// All times of a stage together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sum {
+    pub(super) count: u64,
+    pub(super) total: Duration,
+    pub(super) max: Duration,
+}
+
+impl Sum {
+    fn add(&mut self, other: Sum) {
+        self.count += other.count;
+        self.total += other.total;
+        self.max = self.max.max(other.max);
+    }
+}
+
 /// The times that one thread has noted and not added up.
 #[derive(Debug, Default)]
 struct Notes {
+    sums: [Sum; Stage::ALL.len()],
     spans: Vec<Span>,
     waits: [Duration; Wait::ALL.len()],
 }
@@ -137,12 +155,30 @@ pub(super) struct Watch {
     pub(super) tick: Instant,
     /// Bytes that were copied since then.
     pub(super) copied_bytes: u64,
+    /// How often each stage was noted, over all time.
+    counts: [u64; Stage::ALL.len()],
+    /// Every time is kept, for a trace.
+    every: bool,
 }
+
+/// The first times of a stage go into its histogram, and then one in so many.
+const ALL_OF: u64 = 4096;
+const ONE_IN: u64 = 16;
 
 impl Watch {
     pub(super) fn new(timing: Arc<Timing>, chunks: u32) -> Watch {
         let notes = Notes { spans: Vec::with_capacity(2 * NOTED), ..Notes::default() };
-        Watch { timing, notes, queued: vec![None; chunks as usize], tick: Instant::now(), copied_bytes: 0 }
+        let every = timing.lock().spans.is_some();
+        let queued = vec![None; chunks as usize];
+        Watch {
+            timing,
+            notes,
+            queued,
+            tick: Instant::now(),
+            copied_bytes: 0,
+            counts: Default::default(),
+            every,
+        }
     }
 
     /// Notes that a stage took from `from` until now.
@@ -159,6 +195,13 @@ impl Watch {
         bytes: u64,
     ) {
         let took = until.saturating_duration_since(from);
+        self.notes.sums[stage as usize].add(Sum { count: 1, total: took, max: took });
+        let count = &mut self.counts[stage as usize];
+        *count += 1;
+        // Quantiles are as good from a part of very many.
+        if !self.every && *count > ALL_OF && !count.is_multiple_of(ONE_IN) {
+            return;
+        }
         let from = from.saturating_duration_since(self.timing.start);
         self.notes.spans.push(Span { stage, from, took, batch, bytes });
         if self.notes.spans.len() >= NOTED {
@@ -221,14 +264,15 @@ impl Timing {
     fn add(&self, notes: &mut Notes) {
         let mut totals = self.lock();
         for span in notes.spans.drain(..) {
-            let stage = span.stage as usize;
-            totals.stages[stage].saturating_record(span.took.as_nanos() as u64);
-            totals.sums[stage] += span.took;
+            totals.stages[span.stage as usize].saturating_record(span.took.as_nanos() as u64);
             match &mut totals.spans {
                 Some(spans) if spans.len() < MOST_SPANS => spans.push(span),
                 Some(_) => totals.lost_spans += 1,
                 None => {}
             }
+        }
+        for (sum, more) in totals.sums.iter_mut().zip(&mut notes.sums) {
+            sum.add(std::mem::take(more));
         }
         for (sum, wait) in totals.waits.iter_mut().zip(&mut notes.waits) {
             *sum += std::mem::take(wait);
@@ -255,7 +299,7 @@ impl Totals {
         &self.stages[stage as usize]
     }
 
-    pub(super) fn sum(&self, stage: Stage) -> Duration {
+    pub(super) fn sum(&self, stage: Stage) -> Sum {
         self.sums[stage as usize]
     }
 
