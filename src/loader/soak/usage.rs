@@ -1,8 +1,10 @@
 //! What a process holds at the moment, and a process of its own for what is to be counted.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What was held whenever all loaders were dropped.
@@ -10,17 +12,18 @@ use std::time::{Duration, Instant};
 pub(super) struct Usage {
     threads: usize,
     descriptors: usize,
-    /// Resident memory in KiB.
-    resident: Vec<u64>,
+    /// Resident memory, and what is allocated on the heap, in KiB.
+    memory: Vec<[u64; 2]>,
 }
 
-/// Memory that a process may take for good: what the allocator keeps, above all for threads that come and go.
-const SLACK_KIB: u64 = 4 << 10;
+/// How much more there may be late than early: of resident memory what the system's allocator keeps, for threads that come
+/// and go; of what is allocated next to nothing.
+const SLACK_KIB: [u64; 2] = [4 << 10, 64];
 
 impl Usage {
     /// What the process holds before its first loader.
     pub(super) fn now() -> Usage {
-        Usage { threads: threads(), descriptors: descriptors(), resident: Vec::new() }
+        Usage { threads: threads(), descriptors: descriptors(), memory: Vec::new() }
     }
 
     /// Waits until no more threads and descriptors are there than at first, and takes note of the memory.
@@ -29,36 +32,34 @@ impl Usage {
         // A thread that was joined is listed for a moment more.
         let deadline = Instant::now() + Duration::from_secs(60);
         while (threads(), descriptors()) != wanted {
-            assert!(
-                Instant::now() < deadline,
-                "{wanted:?} threads and descriptors became {:?}",
-                (threads(), descriptors())
-            );
+            let found = (threads(), descriptors());
+            assert!(Instant::now() < deadline, "{wanted:?} threads and descriptors became {found:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.resident.push(resident());
+        self.memory.push([resident(), allocated()]);
+        println!("look {}: {:?} KiB", self.memory.len(), self.memory.last());
     }
 
     /// Memory late in the run is what it was once the run had warmed up.
     pub(super) fn assert_flat(&self) -> String {
-        let count = self.resident.len();
+        let count = self.memory.len();
         assert!(count >= 12, "only {count} looks");
-        let median = |part: &[u64]| {
-            let mut part = part.to_vec();
+        let median = |part: &[[u64; 2]], which: usize| {
+            let mut part: Vec<u64> = part.iter().map(|memory| memory[which]).collect();
             part.sort_unstable();
             part[part.len() / 2]
         };
-        let third = count / 3;
-        let (early, late) = (median(&self.resident[third..2 * third]), median(&self.resident[2 * third..]));
+        let (early, late) = self.memory[count / 3..].split_at(count / 3);
+        let (early, late) = ([0, 1].map(|i| median(early, i)), [0, 1].map(|i| median(late, i)));
         let text = format!(
-            "{} threads and {} descriptors at each of {count} looks, resident {} KiB at first, {early} KiB in the second \
-             third, {late} KiB in the last, {} KiB at the end",
+            "{} threads and {} descriptors at each of {count} looks; resident and heap {:?} KiB at first, {early:?} KiB in \
+             the second third, {late:?} KiB in the last, {:?} KiB at the end",
             self.threads,
             self.descriptors,
-            self.resident[0],
-            self.resident[count - 1],
+            self.memory[0],
+            self.memory[count - 1],
         );
-        assert!(late <= early + SLACK_KIB, "memory grows: {text}");
+        assert!([0, 1].iter().all(|&i| late[i] <= early[i] + SLACK_KIB[i]), "memory grows: {text}");
         text
     }
 }
@@ -77,6 +78,46 @@ fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Counts what this crate and those that it uses have allocated, and hands everything on to the system's allocator. What
+/// other libraries allocate, such as the emulated driver that keeps a record of what was freed, goes by it.
+struct Counting;
+
+static LIVE: AtomicI64 = AtomicI64::new(0);
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as the caller vouches.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as the caller vouches.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as the caller vouches.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LIVE.fetch_add(size as i64 - layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as the caller vouches.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocated() -> u64 {
+    u64::try_from(LIVE.load(Ordering::Relaxed)).unwrap_or(0) >> 10
 }
 
 /// A number from the environment.
