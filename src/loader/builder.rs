@@ -300,8 +300,7 @@ impl LoaderBuilder {
     }
 
     /// Whether the loader looks at how long its stages take, for [`Loader::stats`](crate::Loader::stats). Default: no, which
-    /// costs nothing. It costs less than a hundredth of the throughput, but for reads of a few KiB out of the page cache,
-    /// where it is about two (`benches/RECORD.md`).
+    /// costs nothing; it costs less than a hundredth of the throughput (`benches/RECORD.md`).
     ///
     /// Such a loader also marks NVTX ranges for a profiler, if `libnvToolsExt.so.1` is found: "gpufeed plan", "gpufeed
     /// wait for storage", "gpufeed wait for copies" and "gpufeed wait for a slot" on the thread that reads, and "gpufeed
