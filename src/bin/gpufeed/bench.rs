@@ -27,8 +27,6 @@ use file::ReportFile;
 pub(crate) struct Bench {
     #[command(flatten)]
     dataset: DatasetArgs,
-    #[command(flatten)]
-    loader: LoaderArgs,
     /// The backends, in this order: gds, uring, pread, page-cache, auto. [default: all but auto]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     backends: Vec<Backend>,
@@ -66,6 +64,9 @@ pub(crate) struct Bench {
     /// Do this one run, and print what it found: how the benchmark calls itself.
     #[arg(long, hide = true, value_name = "SPEC", value_parser = parse_spec)]
     one_run: Option<RunSpec>,
+    // Last, since its headings go for whatever comes after them.
+    #[command(flatten)]
+    loader: LoaderArgs,
 }
 
 /// What makes a file of a report.

@@ -23,8 +23,6 @@ use crate::{interrupt, output, ranked};
 pub(crate) struct Load {
     #[command(flatten)]
     dataset: DatasetArgs,
-    #[command(flatten)]
-    loader: LoaderArgs,
     /// SHA-256 over the delivered sample bytes, in the order of delivery, over all epochs. A sample's bytes are
     /// those of its columns, one after the other.
     #[arg(long)]
@@ -68,6 +66,9 @@ pub(crate) struct Load {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+    // Last, since its headings go for whatever comes after them.
+    #[command(flatten)]
+    loader: LoaderArgs,
 }
 
 /// Where what was delivered goes, and how far that has come.
