@@ -32,6 +32,8 @@ const AHEAD_BYTES: u64 = 32 << 20;
 const WINDOW_BYTES: u64 = 512 << 20;
 /// What a sample takes in a plan, beside its bytes in the ring: its number, and where it is to be read from and put to.
 const PLANNED_BYTES: u64 = 64;
+/// By default the ring has no more slots than this: each is set up, and registered with the kernel, when the loader is built.
+const MOST_SLOTS: u64 = 512;
 /// The kernel takes at most this many registered buffers: one for each slot and chunk.
 const MOST_REGIONS: u64 = 16 << 10;
 /// The most bytes that the kernel moves in one read, rounded down to a whole 64 KiB.
@@ -341,7 +343,7 @@ impl LoaderBuilder {
                 // Two windows: one for the caller, and one to be read meanwhile. No more than can be had.
                 let planned = PLANNED_BYTES.saturating_mul(rows);
                 let most = WINDOW_BYTES / slot_bytes.saturating_add(planned);
-                let most = most.min(MOST_REGIONS.saturating_sub(chunks.into()));
+                let most = most.min(MOST_REGIONS.saturating_sub(chunks.into())).min(MOST_SLOTS);
                 let windows = together.saturating_mul(2).min(most);
                 ahead.max(windows.saturating_sub(1)) as u32
             }
