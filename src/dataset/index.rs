@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::{DatasetBuilder, Dtype};
+use crate::order::gcd;
 use crate::storage::{Alignment, DirectIo, FileIdentity, Opener, Residency, residency_by};
 use crate::{Error, Result};
 
@@ -299,10 +300,6 @@ fn count_multiples(start: u64, step: u64, count: u64, of: u64) -> u64 {
     count / period * hits(period) + hits(count % period)
 }
 
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
 fn fingerprint(columns: &[Column], files: &[ShardFile]) -> String {
     let mut hash = Sha256::new();
     let mut put = |bytes: &[u8]| {
@@ -324,6 +321,11 @@ fn fingerprint(columns: &[Column], files: &[ShardFile]) -> String {
             put(&file.samples.to_le_bytes());
         }
     }
+    short(hash)
+}
+
+/// The first half of a hash, as digits.
+pub(super) fn short(hash: Sha256) -> String {
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 

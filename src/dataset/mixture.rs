@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::index::{Column, Dataset, ShardFile};
+use super::index::{Column, Dataset, ShardFile, short};
 use crate::order::{Interleave, Part};
 use crate::{Error, Result};
 
@@ -120,7 +120,7 @@ impl Mixture {
             hash.update(fingerprint);
             hash.update(part.weight.to_le_bytes());
         }
-        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        short(hash)
     }
 }
 

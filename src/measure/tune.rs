@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Spread;
+use crate::storage::write_whole;
 use crate::{Backend, Error, ErrorKind, Result};
 
 /// Settings of a loader that can be tuned.
@@ -171,12 +172,7 @@ impl Tunings {
         let text = serde_json::to_vec_pretty(&all).map_err(|e| {
             Error::new(ErrorKind::Io, "tunings cannot be made JSON").at(&self.path).caused_by(e)
         })?;
-        let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
-        let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &self.path));
-        written.map_err(|error| {
-            let _ = std::fs::remove_file(&temporary);
-            failed("cannot write the tunings", error)
-        })
+        write_whole(&self.path, &text).map_err(|error| failed("cannot write the tunings", error))
     }
 
     fn all(&self) -> Result<std::collections::BTreeMap<String, Tuning>> {

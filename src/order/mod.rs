@@ -9,7 +9,7 @@ mod state;
 
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Cut};
-pub(crate) use interleave::{Interleave, Mixed, Part};
+pub(crate) use interleave::{Interleave, Mixed, Part, gcd};
 pub(crate) use run::{Course, Run};
 pub(crate) use state::Stand;
 pub use state::State;

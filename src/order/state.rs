@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Shuffle;
+use crate::storage::write_whole;
 use crate::{Error, ErrorKind, Result};
 
 /// The version of `State` that is written, and the only one that is read.
@@ -110,27 +111,10 @@ impl State {
     /// `Io` if that fails, with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let failed = |what: &str, error: std::io::Error| Error::io(path, what, error);
         let mut text = serde_json::to_string_pretty(self)
             .map_err(|e| Error::new(ErrorKind::Io, "the state cannot be made JSON").at(path).caused_by(e))?;
         text.push('\n');
-        // Ranks that share a folder do not share a process number on one host; the name keeps them apart on many.
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.{}.tmp", std::process::id(), nanoseconds()));
-        let temporary = path.with_file_name(name);
-        let written = std::fs::File::create_new(&temporary).and_then(|mut file| {
-            std::io::Write::write_all(&mut file, text.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, path)
-        });
-        if let Err(error) = written {
-            let _ = std::fs::remove_file(&temporary);
-            return Err(failed("cannot write the state", error));
-        }
-        // The rename is on disk once the folder is. Some file systems cannot do that for a folder; then it is not.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let _ = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
-        Ok(())
+        write_whole(path, text.as_bytes()).map_err(|error| Error::io(path, "cannot write the state", error))
     }
 
     /// Reads a state that [`write`](State::write) wrote.
@@ -160,11 +144,6 @@ impl State {
 fn other_version(version: u64) -> Error {
     let what = format!("the state has the format version {version}, this is a reader of version {VERSION}");
     Error::new(ErrorKind::Unsupported, what)
-}
-
-fn nanoseconds() -> u128 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_nanos())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod priority;
 mod residency;
 mod root;
 mod table;
+mod whole;
 
 pub use direct::{Alignment, DirectIo};
 pub(crate) use direct::{memory_file_system, refuses_direct};
@@ -20,3 +21,4 @@ pub(crate) use priority::{apply as apply_priority, honours_priority, scheduler_o
 pub use residency::{Residency, evict, residency};
 pub(crate) use residency::{evict_by, residency_by};
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};
+pub(crate) use whole::write_whole;
