@@ -2,6 +2,7 @@
 //! process writes down what it found out about itself. A launcher within a launcher is a process that starts further
 //! ones as `torchrun` does.
 
+mod common;
 mod launchers_common;
 
 use std::fs;

@@ -123,16 +123,16 @@ fn nanoseconds(count: u128) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::{Arc, Mutex};
 
     use proptest::prelude::*;
 
     use super::*;
 
-    /// A clock that stands still until it is set.
+    /// A clock that stands still until it is set, or somebody waits for it.
     #[derive(Debug, Default, Clone)]
-    struct FakeClock(Arc<Mutex<Duration>>);
+    pub(crate) struct FakeClock(Arc<Mutex<Duration>>);
 
     impl FakeClock {
         fn pass(&self, time: Duration) {

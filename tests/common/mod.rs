@@ -4,7 +4,7 @@
 #[cfg(feature = "cli")]
 pub(crate) mod command;
 pub(crate) mod data;
-mod launcher;
+pub(crate) mod launcher;
 #[cfg(feature = "cli")]
 pub(crate) mod load;
 

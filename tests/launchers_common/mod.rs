@@ -4,6 +4,8 @@
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::launcher::without_launcher;
+
 /// Whatever is waited for takes a second or so. This is for machines that do much else.
 const DEADLINE: Duration = Duration::from_secs(180);
 
@@ -29,13 +31,7 @@ pub(crate) fn open_mpi() -> Option<[&'static str; 2]> {
 /// A program with its first arguments, which is told nothing of a launcher that the tests may run under.
 pub(crate) fn command(program: &[&str]) -> Command {
     let mut command = Command::new(program[0]);
-    let theirs =
-        ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI", "MPI_", "SLURM_"];
-    for (name, _) in std::env::vars_os() {
-        if theirs.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
+    without_launcher(&mut command);
     command
         .args(&program[1..])
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")

@@ -3,28 +3,14 @@
 use super::*;
 use crate::backend::Address;
 use crate::loader::rate::Clock;
-
-/// Time that passes only when somebody waits for it.
-#[derive(Debug, Clone, Default)]
-struct Virtual(Arc<Mutex<Duration>>);
-
-impl Clock for Virtual {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn after(&self, wait: Duration) -> Receiver<Instant> {
-        *self.0.lock().unwrap() += wait;
-        crossbeam_channel::after(Duration::ZERO)
-    }
-}
+use crate::loader::rate::tests::FakeClock;
 
 #[test]
 fn a_limit_on_bytes_per_second_is_kept_and_used_up() {
     for backend in backends() {
         for (record, shuffle) in [(4096, Shuffle::None), (5000, Shuffle::Full), (700, BLOCKS)] {
             let data = Data::new(record, &[200, 100]);
-            let clock = Virtual::default();
+            let clock = FakeClock::default();
             let rate = 100_000;
             let builder = data.loader().backend(backend).batch_size(16).shuffle(shuffle).io_bytes(16 << 10);
             let mut builder = builder.limit_rate(rate).prefetch(4);
