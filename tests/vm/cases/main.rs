@@ -1,0 +1,9 @@
+//! What only a machine with drives, a kernel and servers of its own can show. `tests/vm/run` boots one and runs these there,
+//! one after the other, as root. Each makes its file systems anew and takes them away again.
+
+#[path = "../../common/launcher.rs"]
+mod launcher;
+
+mod data;
+mod guest;
+mod local;
