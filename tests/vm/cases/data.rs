@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::guest::{PROGRAMS, forget_caches, sh};
+use crate::guest::{PROGRAMS, forget_caches};
 use crate::launcher::without_launcher;
 
 /// The bytes of a record: no multiple of anything that storage likes.
@@ -50,6 +50,11 @@ impl Data {
         self.bytes.len() / RECORD
     }
 
+    /// The bytes of all samples.
+    pub(crate) fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
     pub(crate) fn shards(&self) -> &[PathBuf] {
         &self.shards
     }
@@ -58,16 +63,33 @@ impl Data {
     pub(crate) fn load(&self, args: &[&str]) -> Command {
         let mut command = gpufeed();
         command.arg("load").arg(self.folder.join("*.bin")).args(["--record-bytes", &RECORD.to_string()]);
-        command.args(["--json", "--digest", "--last-batch", "short"]).args(args);
+        command
+            .args(["--json", "--digest", "--last-batch", "short"])
+            // Memory is slow to come by here.
+            .args(["--prefetch", "4", "--queue-depth", "8"])
+            .args(args);
         command
     }
 
     /// Runs that, cold, and holds it to the bytes of the shards as a plain read gives them.
     #[track_caller]
     pub(crate) fn loads(&self, args: &[&str]) -> Value {
+        self.delivers(self.load(args))
+    }
+
+    /// The same with this library as cuFile.
+    #[track_caller]
+    pub(crate) fn loads_by(&self, cufile: &Path, args: &[&str]) -> Value {
+        let mut command = self.load(args);
+        // 1.14 frees its first device memory twice, which the emulated driver reports.
+        command.env("GPUFEED_LIBCUFILE", cufile).env("CUDA_EMULATOR_OVERLOOK", "double-free@libcufile.so.0");
+        self.delivers(command)
+    }
+
+    #[track_caller]
+    fn delivers(&self, mut command: Command) -> Value {
         forget_caches();
         let order = Path::new("/tmp/order");
-        let mut command = self.load(args);
         command.arg("--order-out").arg(order);
         let what = format!("{command:?}");
         let ended = run(command);
@@ -154,9 +176,9 @@ pub(crate) fn ways(json: &Value) -> Vec<(&str, u64)> {
 }
 
 /// Every backend, on the host and on an emulated GPU, in order and shuffled: each delivers every sample and the right bytes, by a
-/// way that is direct where `direct` says so.
+/// way that is direct where `direct` says so. What the runs say of the file system they read from is returned.
 #[track_caller]
-pub(crate) fn every_way(data: &Data, direct: bool) {
+pub(crate) fn every_way(data: &Data, direct: bool) -> Value {
     data.is_whole();
     let way = |backend: &str| match (backend, direct) {
         ("pread", true) => "pread_direct",
@@ -165,18 +187,32 @@ pub(crate) fn every_way(data: &Data, direct: bool) {
         (_, true) => "uring_direct",
         (_, false) => "uring_buffered",
     };
-    for device in ["host", "cuda:0"] {
+    let mut last = Value::Null;
+    for (device, shuffles) in [("host", &["none", "full"][..]), ("cuda:0", &["full"])] {
         for backend in ["auto", "uring", "pread", "page-cache"] {
-            for shuffle in ["none", "full"] {
+            for shuffle in shuffles {
                 let json = data.loads(&["--backend", backend, "--device", device, "--shuffle", shuffle]);
-                let all = (RECORD * data.samples()) as u64;
-                assert_eq!(ways(&json), [(way(backend), all)], "{backend} {device} {shuffle}: {json}");
+                assert_eq!(
+                    ways(&json),
+                    [(way(backend), data.size())],
+                    "{backend} {device} {shuffle}: {json}"
+                );
+                last = json;
             }
         }
     }
+    last
 }
 
+/// NVIDIA's own cuFile, each version, on an emulated GPU, with the real udev and the real list of modules: in its
+/// compatibility mode it delivers the right bytes, since there is no nvidia-fs here.
 #[track_caller]
-pub(crate) fn stop_udev_queue() {
-    sh("udevadm settle");
+pub(crate) fn by_cufile(data: &Data) {
+    for cufile in cufiles() {
+        for shuffle in ["none", "full"] {
+            let json =
+                data.loads_by(&cufile, &["--backend", "gds", "--device", "cuda:0", "--shuffle", shuffle]);
+            assert_eq!(ways(&json), [("cufile_compat", data.size())], "{}: {json}", cufile.display());
+        }
+    }
 }

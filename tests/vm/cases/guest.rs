@@ -65,11 +65,6 @@ pub(crate) fn drive(name: &str) -> PathBuf {
     fs::canonicalize(&link).unwrap_or_else(|e| panic!("{}: {e}", link.display()))
 }
 
-/// The name of a device file, as in sysfs.
-pub(crate) fn name_of(device: &Path) -> &str {
-    device.file_name().and_then(|name| name.to_str()).expect("a device has a name")
-}
-
 /// A file system that is mounted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mounted {
@@ -92,10 +87,7 @@ impl Mounted {
     pub(crate) fn fresh(make: &str, device: &Path, options: &str) -> Mounted {
         let device = device.display();
         sh(&format!("wipefs -qa {device}; {make} {device}; udevadm settle"));
-        Mounted::at(
-            &format!("{}", name_of(Path::new(&device.to_string()))),
-            &format!("-o {options} {device}"),
-        )
+        Mounted::at("case", &format!("-o {options} {device}"))
     }
 
     pub(crate) fn point(&self) -> &Path {
@@ -106,12 +98,6 @@ impl Mounted {
     pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.point.join(name)
     }
-}
-
-/// Makes an ext4 and mounts it.
-#[track_caller]
-pub(crate) fn ext4_on(device: &Path) -> Mounted {
-    Mounted::fresh("mkfs.ext4 -q -F", device, "data=ordered")
 }
 
 /// Writes everything out and forgets what is cached, so that reads reach the drives.
