@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::storage;
+
 /// What a caller can do about an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -55,6 +57,8 @@ struct Inner {
     path: Option<PathBuf>,
     range: Option<(u64, u64)>,
     backend: Option<&'static str>,
+    /// What the file system under the path has to do with it.
+    blamed: Option<String>,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -95,6 +99,7 @@ impl Error {
             path: None,
             range: None,
             backend: None,
+            blamed: None,
             source: None,
         }))
     }
@@ -108,17 +113,35 @@ impl Error {
         Error::new(ErrorKind::InvalidData, message).at(path)
     }
 
-    /// An operation on `path` that the operating system failed. A missing file gets the kind `NotFound`.
-    pub(crate) fn io(path: &Path, what: impl Into<String>, source: std::io::Error) -> Self {
+    /// An operation on `path` that the operating system failed; `what` says which, as in "cannot open the file". A missing
+    /// file gets the kind `NotFound`.
+    ///
+    /// Where the file system is to blame (it is full or read-only, its disk failed, its server refuses or does not answer), the
+    /// message names it and says so. That is found without touching the path, which could wait for that server.
+    pub fn io(path: &Path, what: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Io,
         };
-        Error::new(kind, what).at(path).caused_by(source)
+        let mut error = Error::new(kind, what).at(path);
+        if let Some(errno) = source.raw_os_error().filter(|_| kind == ErrorKind::Io) {
+            error.0.blamed = storage::blamed(path, errno);
+        }
+        error.caused_by(source)
     }
 
+    /// About `path`. What is missing there may be missing because nothing is mounted.
     pub(crate) fn at(mut self, path: &Path) -> Self {
         self.0.path = Some(path.to_path_buf());
+        if self.0.kind == ErrorKind::NotFound {
+            self.0.blamed = storage::not_mounted(path);
+        }
+        self
+    }
+
+    /// Says this as well, after what is said already.
+    pub(crate) fn also(mut self, note: &str) -> Self {
+        self.0.message = format!("{}; {note}", self.0.message);
         self
     }
 
@@ -144,12 +167,18 @@ impl fmt::Display for Inner {
             write!(f, "{}: ", path.display())?;
         }
         f.write_str(&self.message)?;
-        match (self.range, self.backend) {
+        let place = match (self.range, self.backend) {
             (Some((offset, length)), Some(backend)) => {
-                write!(f, " (offset {offset}, {length} bytes, backend {backend})")
+                Some(format!("offset {offset}, {length} bytes, backend {backend}"))
             }
-            (Some((offset, length)), None) => write!(f, " (offset {offset}, {length} bytes)"),
-            (None, Some(backend)) => write!(f, " (backend {backend})"),
+            (Some((offset, length)), None) => Some(format!("offset {offset}, {length} bytes")),
+            (None, Some(backend)) => Some(format!("backend {backend}")),
+            (None, None) => None,
+        };
+        match (place, &self.blamed) {
+            (Some(place), Some(blamed)) => write!(f, " ({place}; {blamed})"),
+            (Some(only), None) => write!(f, " ({only})"),
+            (None, Some(only)) => write!(f, " ({only})"),
             (None, None) => Ok(()),
         }
     }
@@ -207,5 +236,17 @@ mod tests {
             Error::io(Path::new("x"), "cannot open", std::io::Error::from_raw_os_error(libc::EACCES));
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         assert_eq!(refused.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn the_file_system_is_named_where_it_is_to_blame() {
+        let full = || Error::io(Path::new("/dev/shm/state"), "cannot write", std::io::Error::from_raw_os_error(28));
+        assert_eq!(full().to_string(), "/dev/shm/state: cannot write (tmpfs at /dev/shm; it is full)");
+        let text = full().range(0, 9).by("uring").to_string();
+        assert!(text.ends_with("(offset 0, 9 bytes, backend uring; tmpfs at /dev/shm; it is full)"), "{text}");
+        let other = Error::io(Path::new("/dev/shm/a"), "cannot read", std::io::Error::from_raw_os_error(22));
+        assert_eq!(other.to_string(), "/dev/shm/a: cannot read");
+        let also = Error::argument("no").also("because");
+        assert_eq!(also.to_string(), "no; because");
     }
 }

@@ -115,6 +115,11 @@ impl Opener {
         }
     }
 
+    /// Opens what `path` leads to as a place alone (`O_PATH`): it cannot be read, and nobody has to allow it.
+    pub(crate) fn open_as_place(&self, path: &Path) -> io::Result<File> {
+        self.open(path, libc::O_PATH)
+    }
+
     /// Whether `path` leads to something. That it leads out of the root is an error: it is not as if it were missing.
     pub(crate) fn is_there(&self, path: &Path) -> Result<bool> {
         match self.metadata(path).map_err(|error| self.error(path, "cannot read its status", error)) {
