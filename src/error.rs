@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn an_error_names_file_place_backend_and_cause() {
-        let e = Error::io(Path::new("/d/shard-3.bin"), "read failed", std::io::Error::from_raw_os_error(5))
+        let e = Error::io(Path::new("/d/shard-3.bin"), "read failed", std::io::Error::from_raw_os_error(12))
             .range(4096, 512)
             .by("uring");
         assert_eq!(e.to_string(), "/d/shard-3.bin: read failed (offset 4096, 512 bytes, backend uring)");
         assert_eq!(e.kind(), ErrorKind::Io);
         assert_eq!((e.offset(), e.length(), e.backend()), (Some(4096), Some(512), Some("uring")));
-        assert!(e.source().unwrap().to_string().contains("os error 5"));
+        assert!(e.source().unwrap().to_string().contains("os error 12"));
     }
 
     #[test]
@@ -240,10 +240,14 @@ mod tests {
 
     #[test]
     fn the_file_system_is_named_where_it_is_to_blame() {
-        let full = || Error::io(Path::new("/dev/shm/state"), "cannot write", std::io::Error::from_raw_os_error(28));
+        let full =
+            || Error::io(Path::new("/dev/shm/state"), "cannot write", std::io::Error::from_raw_os_error(28));
         assert_eq!(full().to_string(), "/dev/shm/state: cannot write (tmpfs at /dev/shm; it is full)");
         let text = full().range(0, 9).by("uring").to_string();
-        assert!(text.ends_with("(offset 0, 9 bytes, backend uring; tmpfs at /dev/shm; it is full)"), "{text}");
+        assert!(
+            text.ends_with("(offset 0, 9 bytes, backend uring; tmpfs at /dev/shm; it is full)"),
+            "{text}"
+        );
         let other = Error::io(Path::new("/dev/shm/a"), "cannot read", std::io::Error::from_raw_os_error(22));
         assert_eq!(other.to_string(), "/dev/shm/a: cannot read");
         let also = Error::argument("no").also("because");

@@ -59,7 +59,10 @@ pub use loader::{
 };
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle, State};
-pub use storage::{Alignment, DirectIo, FileIdentity, IoPriority, Residency, evict, residency};
+pub use storage::{
+    Alignment, BlockDevice, BlockKind, DirectIo, FileIdentity, FileSystem, GdsVerdict, IoPriority, Residency,
+    evict, residency,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

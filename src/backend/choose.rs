@@ -8,6 +8,7 @@ use super::uring::{NoRing, UringReader};
 use crate::cufile::{Driver, Route};
 use crate::memory::Device;
 use crate::memory::cuda::Context;
+use crate::storage::{FileSystem, certainly_not, gds_in_words};
 use crate::{Error, ErrorKind, Result};
 
 /// What a backend that works can do.
@@ -71,6 +72,8 @@ pub(crate) struct Wanted<'c> {
     pub(crate) require_gds: bool,
     /// Files may be opened only below a root.
     pub(crate) below_root: bool,
+    /// What the files lie on, where that is known.
+    pub(crate) file_systems: &'c [FileSystem],
 }
 
 /// The backend that is used, why, and why not those before it.
@@ -107,7 +110,7 @@ pub(crate) fn choose(wanted: Wanted<'_>) -> Result<Chosen> {
         |gds| Chosen { backend: wanted.backend, reason: "it was named".into(), passed_over: vec![], gds };
     match wanted.backend {
         Backend::Auto => {}
-        Backend::Gds => return Ok(named(Some(gds(wanted)?))),
+        Backend::Gds => return Ok(named(Some(gds(wanted).map_err(|error| with_storage(error, wanted))?))),
         other if wanted.require_gds => {
             return Err(Error::argument(format!(
                 "backend {other} was named and GDS is required; they exclude each other"
@@ -119,15 +122,25 @@ pub(crate) fn choose(wanted: Wanted<'_>) -> Result<Chosen> {
         }
     }
     let mut passed_over = Vec::new();
-    if wanted.context.is_some() || wanted.require_gds {
-        match gds(Wanted { require_gds: true, ..wanted }) {
+    if wanted.require_gds || (wanted.context.is_some() && !certainly_not(wanted.file_systems)) {
+        let asked = gds(Wanted { require_gds: true, ..wanted }).map_err(|error| with_storage(error, wanted));
+        match asked {
             Ok((driver, route)) => {
-                let reason = format!("cuFile reads straight into GPU memory, by {}", route.name());
+                let mut reason = format!("cuFile reads straight into GPU memory, by {}", route.name());
+                let not: Vec<_> =
+                    wanted.file_systems.iter().filter(|it| it.gds.possible == Some(false)).collect();
+                for it in not {
+                    reason += &format!("; it may not from {}: {}", it.name(), it.gds.reason);
+                }
                 return Ok(Chosen { backend: Backend::Gds, reason, passed_over, gds: Some((driver, route)) });
             }
             Err(error) if wanted.require_gds => return Err(error),
             Err(error) => passed_over.push(Unavailable { backend: Backend::Gds, reason: error.to_string() }),
         }
+    } else if wanted.context.is_some() {
+        // cuFile would read every one of these files through host memory.
+        let reason = gds_in_words(wanted.file_systems).unwrap_or_default();
+        passed_over.push(Unavailable { backend: Backend::Gds, reason });
     }
     let reason = match &passed_over[..] {
         [] => "io_uring works and keeps one thread busy, whatever the queue depth".into(),
@@ -144,6 +157,16 @@ fn best(passed_over: &[Unavailable]) -> String {
     let why: Vec<_> =
         passed_over.iter().map(|it| format!("{} was passed over ({})", it.backend, it.reason)).collect();
     format!("the best that works: {}", why.join("; "))
+}
+
+/// The error that GDS does not work, with what is to be said of it for the storage. A wrong argument is only that.
+fn with_storage(error: Error, wanted: Wanted<'_>) -> Error {
+    match gds_in_words(wanted.file_systems) {
+        Some(words) if error.kind() != ErrorKind::InvalidArgument => {
+            error.also(&format!("on the storage side, {words}"))
+        }
+        _ => error,
+    }
 }
 
 /// Opens cuFile for the GPU that reads land on. With `require_gds`, only where it is really direct.
@@ -177,7 +200,7 @@ mod tests {
     use super::*;
 
     fn wanted(backend: Backend) -> Wanted<'static> {
-        Wanted { backend, context: None, require_gds: false, below_root: false }
+        Wanted { backend, context: None, require_gds: false, below_root: false, file_systems: &[] }
     }
 
     #[test]
@@ -206,6 +229,22 @@ mod tests {
             assert!(error.to_string().contains("below the root"), "{error}");
         }
         assert!(choose(Wanted { backend: Backend::Auto, ..named }).is_ok());
+    }
+
+    #[test]
+    fn that_gds_is_refused_is_told_with_what_the_files_lie_on() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::write(dir.path().join("a.bin"), [0; 64]).unwrap();
+        let dataset = crate::OpenOptions::new().record_bytes(8).open(dir.path().join("a.bin")).unwrap();
+        let file_systems = dataset.file_systems();
+        let named = Wanted { below_root: true, file_systems: &file_systems, ..wanted(Backend::Gds) };
+        for wanted in [named, Wanted { backend: Backend::Auto, require_gds: true, ..named }] {
+            let error = choose(wanted).unwrap_err().to_string();
+            assert!(
+                error.contains("below the root") && error.contains("tmpfs keeps its files in memory"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -213,6 +213,7 @@ impl CheckpointFile {
             context,
             require_gds: self.options.require_gds,
             below_root: false,
+            file_systems: &[],
         };
         let chosen = choose(wanted)?;
         self.chosen = Some((device, chosen.clone()));

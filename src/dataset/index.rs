@@ -6,7 +6,9 @@ use sha2::{Digest, Sha256};
 
 use super::{DatasetBuilder, Dtype};
 use crate::order::gcd;
-use crate::storage::{Alignment, DirectIo, FileIdentity, Opener, Residency, residency_by};
+use crate::storage::{
+    Alignment, DirectIo, FileIdentity, FileSystem, Opener, Residency, file_systems, residency_by,
+};
 use crate::{Error, Result};
 
 /// The format of a column's shards.
@@ -148,6 +150,12 @@ impl Dataset {
     /// Every file of every column.
     pub fn files(&self) -> &[ShardFile] {
         &self.files
+    }
+
+    /// The file systems that the files lie on, in the order of the first file on each. Empty where `/proc` is not
+    /// mounted.
+    pub fn file_systems(&self) -> Vec<FileSystem> {
+        file_systems(&self.opener, self.files.iter().map(|file| (&*file.path, file.identity.device)))
     }
 
     /// The number of samples.

@@ -197,7 +197,7 @@ impl Pipeline {
     fn probe(&mut self, group: u64, file: u32, from: u64, until: u64) -> Result<Option<Error>> {
         let align = self.files.mode(file, &mut *self.reader)?.align;
         let mut reads = Vec::new();
-        for_each_io(from, until, align.into(), self.setup.layout.io_bytes.into(), |from, until| {
+        for_each_io((from, until), align.into(), self.setup.layout.sizes(), |from, until| {
             let (offset, end) = window(from, until, align.into());
             reads.push(PlannedRead {
                 file,

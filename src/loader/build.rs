@@ -19,7 +19,7 @@ use crate::dataset::Mixture;
 use crate::launch::{Agreement, Entered, Registration};
 use crate::memory::{Target, resolve};
 use crate::order::{Batches, Cut, Run, Shuffle, Stand};
-use crate::storage::{FileTable, OpenPolicy, honours_priority, scheduler_of};
+use crate::storage::{FileSystem, FileTable, IoShape, OpenPolicy, honours_priority, scheduler_of};
 use crate::{Error, ErrorKind, Result};
 /// cuFile takes its short way for reads on these boundaries only.
 const GDS_ALIGN: u32 = 4096;
@@ -39,6 +39,19 @@ const MOST_REGIONS: u64 = 16 << 10;
 /// The most bytes that the kernel moves in one read, rounded down to a whole 64 KiB.
 const LARGEST_IO: u64 = 0x7fff_0000;
 
+/// How a loader reads.
+#[derive(Debug)]
+struct Io {
+    /// Reads in flight at once.
+    depth: u32,
+    /// The most bytes of one read.
+    bytes: u32,
+    /// See [`Layout::cut`].
+    cut: u32,
+    /// What the storage had to say in that.
+    note: Option<String>,
+}
+
 impl LoaderBuilder {
     /// Allocates the memory, starts the threads, and sets up the backend.
     ///
@@ -56,7 +69,8 @@ impl LoaderBuilder {
             None => Stand::default(),
         };
         batches.starting_at(stand.position)?;
-        let io_shape = self.io_shape()?;
+        let file_systems = self.dataset.file_systems();
+        let io = self.io(&file_systems)?;
         let (target, device_reason) = resolve(&self.devices)?;
         let context = target.contexts().first();
         let tuned = self.tuned.filter(|_| self.backend == Backend::Auto && !self.require_gds);
@@ -65,6 +79,7 @@ impl LoaderBuilder {
             context,
             require_gds: self.require_gds,
             below_root: self.dataset.opener.has_root(),
+            file_systems: &file_systems,
         };
         // Where the fastest does not work any more, `auto` is as it is without.
         let fastest = tuned.and_then(|backend| choose(Wanted { backend, ..wanted }).ok());
@@ -75,8 +90,12 @@ impl LoaderBuilder {
             None => choose(wanted)?,
         };
         let mut loader = loop {
-            let built =
-                self.build_with((&run, batches, stand), io_shape, &target, &device_reason, chosen.clone());
+            let built = self.build_with(
+                (&run, batches, stand),
+                (&io, &file_systems),
+                (&target, &device_reason),
+                chosen.clone(),
+            );
             // It worked when it was tried out a moment ago, but memory is short (locked memory, a GPU's BAR1 space), and
             // others take of it too.
             let next = match &built {
@@ -140,11 +159,11 @@ impl LoaderBuilder {
     fn build_with(
         &mut self,
         (run, batches, stand): (&Run, Batches, Stand),
-        (depth, io_bytes): (u32, u32),
-        target: &Target,
-        device_reason: &str,
+        (io, file_systems): (&Io, &[FileSystem]),
+        (target, device_reason): (&Target, &str),
         chosen: Chosen,
     ) -> Result<Loader> {
+        let (depth, io_bytes) = (io.depth, io.bytes);
         let on_gpu = !target.contexts().is_empty();
         let at_once = chosen.backend == Backend::PageCache;
         let by_gds = chosen.backend == Backend::Gds;
@@ -166,12 +185,13 @@ impl LoaderBuilder {
             capacity if capacity < self.dataset.files().len() => depth.min(capacity as u32 - 1),
             _ => depth,
         };
-        let layout =
-            Layout::new(&self.dataset, rows, io_bytes, at_once || (on_gpu && !by_gds)).ok_or_else(|| {
+        let mut layout = Layout::new(&self.dataset, rows, io_bytes, at_once || (on_gpu && !by_gds))
+            .ok_or_else(|| {
                 let one = self.dataset.sample_bytes();
                 let what = format!("a batch of {rows} samples of {one} bytes does not fit into memory");
                 Error::new(ErrorKind::OutOfMemory, what)
             })?;
+        layout.cut = io.cut;
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
         let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
         // A window may be larger than the epoch.
@@ -201,6 +221,7 @@ impl LoaderBuilder {
             devices: target.devices(),
             device_reason: device_reason.into(),
             chosen,
+            file_systems: file_systems.to_vec(),
         };
         let timing = (self.stats || self.trace).then(|| Arc::new(Timing::new(self.trace, !on_gpu)));
         let watch = |chunks| timing.clone().map(|timing| Watch::new(timing, chunks));
@@ -214,7 +235,7 @@ impl LoaderBuilder {
             bad_samples: self.bad_samples,
             limit: self.limit(io_bytes)?,
             watch: watch(chunks),
-            notes: self.notes(),
+            notes: self.notes().into_iter().chain(io.note.clone()).collect(),
         };
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
@@ -308,21 +329,27 @@ impl LoaderBuilder {
         self.mixture.as_ref().map_or(self.dataset.fingerprint(), Mixture::fingerprint)
     }
 
-    /// The queue depth, and the most bytes of one read.
-    fn io_shape(&self) -> Result<(u32, u32)> {
+    /// Queue depth, and the size of reads: what the user says, else what suits the storage.
+    fn io(&self, file_systems: &[FileSystem]) -> Result<Io> {
         let depth = self.queue_depth;
         if !(1..=4096).contains(&depth) {
             return Err(Error::argument(format!("the queue depth is {depth}; it must be from 1 to 4096")));
         }
-        if self.io_bytes < 4096 {
-            let what = format!("an I/O of {} bytes is too small; it must be at least 4096", self.io_bytes);
+        let shape = IoShape::of(file_systems);
+        let wanted = self.io_bytes.unwrap_or(shape.bytes);
+        if wanted < 4096 {
+            let what = format!("an I/O of {wanted} bytes is too small; it must be at least 4096");
             return Err(Error::argument(what));
         }
         // An I/O beyond the largest file would only take memory.
         let largest = self.dataset.files().iter().map(|file| file.identity().size).max().unwrap_or(0);
         let useful = largest.checked_next_multiple_of(64 << 10).unwrap_or(LARGEST_IO);
         let most = useful.min(LARGEST_IO);
-        Ok((depth, self.io_bytes.checked_next_multiple_of(4096).unwrap_or(most).min(most) as u32))
+        let bytes = wanted.checked_next_multiple_of(4096).unwrap_or(most).min(most) as u32;
+        let cut = cut(bytes, shape.unit);
+        let note = (cut > 0 && u64::from(bytes) < useful)
+            .then(|| format!("reads of up to {bytes} bytes are cut at multiples of {cut}: {}", shape.why));
+        Ok(Io { depth, bytes, cut, note })
     }
 
     /// Allocates the ring, or says what it would take.
@@ -400,6 +427,18 @@ impl LoaderBuilder {
     }
 }
 
+/// Where reads of up to `bytes` are cut in a file for storage that likes multiples of `unit`: as many units as fit into
+/// one read, or a read that fits into one unit several times. 0 where neither is so.
+fn cut(bytes: u32, unit: u64) -> u32 {
+    let io = u64::from(bytes);
+    match unit {
+        0 => 0,
+        _ if unit <= io => (io / unit * unit) as u32,
+        _ if unit.is_multiple_of(io) => bytes,
+        _ => 0,
+    }
+}
+
 /// What ranks have in common that feed from the same data in the same order, from `stand` on.
 pub(super) fn agreement(
     fingerprint: &str,
@@ -425,4 +464,24 @@ fn failed_to_start(error: &Error) -> bool {
 fn chunks_for(depth: u32, io_bytes: u32) -> u32 {
     const MOST_BYTES: u32 = 64 << 20;
     (2 * depth).min((MOST_BYTES / io_bytes).max(depth + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_cut_at_whole_units_of_the_storage_or_of_themselves() {
+        for (bytes, unit, expected) in [
+            (1 << 20, 0, 0),
+            (1 << 20, 1 << 20, 1 << 20),
+            (1 << 20, 256 << 10, 1 << 20),
+            (1 << 20, 192 << 10, 960 << 10),
+            (256 << 10, 1 << 20, 256 << 10),
+            (384 << 10, 1 << 20, 0),
+            (4 << 20, 8 << 20, 4 << 20),
+        ] {
+            assert_eq!(cut(bytes, unit), expected, "reads of {bytes}, units of {unit}");
+        }
+    }
 }

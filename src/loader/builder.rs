@@ -68,7 +68,8 @@ pub struct LoaderBuilder {
     pub(super) shrink_ring: bool,
     pub(super) require_gds: bool,
     pub(super) queue_depth: u32,
-    pub(super) io_bytes: u64,
+    /// `None`: what suits the storage.
+    pub(super) io_bytes: Option<u64>,
     pub(super) memory_limit: Option<u64>,
     pub(super) host_memory_limit: Option<u64>,
     pub(super) device_memory_limit: Option<u64>,
@@ -106,7 +107,7 @@ impl LoaderBuilder {
             shrink_ring: false,
             require_gds: false,
             queue_depth: 16,
-            io_bytes: 1 << 20,
+            io_bytes: None,
             memory_limit: None,
             host_memory_limit: None,
             device_memory_limit: None,
@@ -242,11 +243,14 @@ impl LoaderBuilder {
         self
     }
 
-    /// The most bytes that one read asks for: at least 4096, rounded up to whole 4096. Default: 1 MiB.
+    /// The most bytes that one read asks for: at least 4096, rounded up to whole 4096. Default: what suits the storage, which
+    /// is 1 MiB for most; where all files are on NFS, as many whole requests to the server (`rsize`) as that is, or one that
+    /// is larger, up to 4 MiB; on a RAID, whole stripes of it. Reads of more than that are cut in the file at multiples of
+    /// such a request or stripe; [`Report::notes`](crate::Report::notes) says so.
     ///
     /// A file system that needs larger multiples for direct I/O is read directly only if this is one of them.
     pub fn io_bytes(mut self, bytes: u64) -> Self {
-        self.io_bytes = bytes;
+        self.io_bytes = Some(bytes);
         self
     }
 

@@ -39,6 +39,7 @@ use crate::dataset::Dataset;
 use crate::launch::{Agreement, Rank, Registration};
 use crate::memory::Device;
 use crate::order::{Batches, Run, Shuffle, Stand, State};
+use crate::storage::FileSystem;
 use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery, Task};
 use ring::Ring;
@@ -122,6 +123,7 @@ pub(crate) struct Settings {
     pub(crate) devices: Vec<Device>,
     pub(crate) device_reason: String,
     pub(crate) chosen: Chosen,
+    pub(crate) file_systems: Vec<FileSystem>,
     pub(crate) device_bytes: u64,
     pub(crate) pinned_bytes: u64,
 }
@@ -152,6 +154,9 @@ pub struct Report {
     pub passed_over: Vec<Unavailable>,
     /// For the backend `gds`: the way that cuFile goes, by its driver's properties.
     pub gds_route: Option<Route>,
+    /// The file systems that the files of the dataset lie on, in the order of the first file on each, as they were when the
+    /// loader was built.
+    pub file_systems: Vec<FileSystem>,
     /// Payload bytes read, by the way they took. Batches that were read ahead and not yet delivered count.
     pub bytes_by_way: BytesByWay,
     /// Bytes read, with what alignment added.
@@ -341,6 +346,7 @@ impl Loader {
             backend_reason: self.settings.chosen.reason.clone(),
             passed_over: self.settings.chosen.passed_over.clone(),
             gds_route: self.settings.chosen.gds.as_ref().map(|(_, route)| *route),
+            file_systems: self.settings.file_systems.clone(),
             bytes_by_way: stats.bytes_by_way(),
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),

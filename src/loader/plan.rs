@@ -16,6 +16,9 @@ pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
     /// The size of a staging chunk, and the most bytes that one read asks for.
     pub(crate) io_bytes: u32,
+    /// Where in a file a run that is longer than one read is best cut: at multiples of this, which is no more than
+    /// `io_bytes`. 0: anywhere.
+    pub(crate) cut: u32,
     /// Every read goes through a staging chunk, as the two-copy baseline does.
     pub(crate) stage_all: bool,
 }
@@ -53,8 +56,14 @@ impl Layout {
             columns,
             slot_bytes: start,
             io_bytes,
+            cut: 0,
             stage_all,
         })
+    }
+
+    /// The most bytes of one read, and where longer runs are cut.
+    pub(super) fn sizes(&self) -> (u64, u64) {
+        (self.io_bytes.into(), self.cut.into())
     }
 }
 
@@ -218,7 +227,7 @@ impl Planner {
         if direct_hi < hi {
             self.parts.push(part(direct_hi, hi));
         }
-        for_each_io(direct_lo, direct_hi, align, layout.io_bytes.into(), |from, until| {
+        for_each_io((direct_lo, direct_hi), align, layout.sizes(), |from, until| {
             let payload = (from.max(lo), until.min(hi));
             plan.reads.push(PlannedRead {
                 file: run.file,
@@ -238,7 +247,7 @@ impl Planner {
         self.parts.sort_unstable_by_key(|part| (part.file, part.offset));
         let mut open: Option<(PlannedRead, u64)> = None; // and the end of its window
         for part in &self.parts {
-            for_each_io(part.offset, part.offset + part.len, part.align, chunk, |from, until| {
+            for_each_io((part.offset, part.offset + part.len), part.align, layout.sizes(), |from, until| {
                 let to = part.to + (from - part.offset) as usize;
                 let (window, end) = window(from, until, part.align);
                 let joined = open.filter(|(read, open_end)| {
@@ -305,21 +314,31 @@ fn best_phase(runs: &[Run], region: &ColumnRegion, layout: &Layout) -> u64 {
     best.1
 }
 
-/// Cuts `lo..hi` into I/Os of at most `most` bytes and about equal size. Windows around them that are widened to
-/// `align` stay within `most`, which is a multiple of `align`.
-pub(super) fn for_each_io(lo: u64, hi: u64, align: u64, most: u64, mut io: impl FnMut(u64, u64)) {
+/// Cuts `lo..hi` into I/Os of at most `most` bytes. Windows around them that are widened to `align` stay within
+/// `most`, which is a multiple of `align`. What does not fit into one is cut at multiples of `cut`, if that is not 0 and
+/// `align` allows, else into about equal sizes.
+pub(super) fn for_each_io(
+    (lo, hi): (u64, u64),
+    align: u64,
+    (most, cut): (u64, u64),
+    mut io: impl FnMut(u64, u64),
+) {
     let base = down(lo, align);
     let count = (up(hi, align) - base).div_ceil(most).max(1);
-    // Cuts on page boundaries where that leaves the pieces within `most`.
-    let page = if most.is_multiple_of(4096) { align.max(4096) } else { align };
-    let step = up((up(hi, align) - base).div_ceil(count), page).min(most);
+    let (mut next, step) = if cut > 0 && cut.is_multiple_of(align) && count > 1 {
+        (down(lo, cut) + cut, cut)
+    } else {
+        // Cuts on page boundaries where that leaves the pieces within `most`.
+        let page = if most.is_multiple_of(4096) { align.max(4096) } else { align };
+        let step = up((up(hi, align) - base).div_ceil(count), page).min(most);
+        (base + step, step)
+    };
     let mut from = lo;
-    let mut cut = base + step;
     while from < hi {
-        let until = cut.min(hi);
+        let until = next.min(hi);
         io(from, until);
         from = until;
-        cut += step;
+        next += step;
     }
 }
 

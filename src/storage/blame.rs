@@ -78,7 +78,9 @@ fn cause(mount: &Mount, errno: i32, root: bool) -> Option<&'static str> {
     let (remote, fuse) = (mount.is_remote(), mount.kind.starts_with("fuse"));
     Some(match errno {
         // On a local file system these are about the file, and say enough.
-        libc::EACCES | libc::EPERM if nfs && root => "the server refuses it, as it does to root with root_squash",
+        libc::EACCES | libc::EPERM if nfs && root => {
+            "the server refuses it, as it does to root with root_squash"
+        }
         libc::EACCES | libc::EPERM if remote => "the server refuses it to this user",
         libc::EACCES | libc::EPERM => return None,
         libc::EKEYEXPIRED if remote => "the Kerberos ticket of this user has expired",

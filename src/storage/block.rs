@@ -224,7 +224,8 @@ mod tests {
                 let slave = Path::new(path).file_name().unwrap().to_str().unwrap();
                 symlink(at(path), at(&format!("devices/virtual/block/{name}/slaves/{slave}"))).unwrap();
             }
-            symlink(at(&format!("devices/virtual/block/{name}")), at(&format!("dev/block/{number}"))).unwrap();
+            symlink(at(&format!("devices/virtual/block/{name}")), at(&format!("dev/block/{number}")))
+                .unwrap();
         };
         let members = ["devices/pci0/nvme/nvme1/nvme1n1", "devices/pci0/nvme/nvme2/nvme2n1"];
         stack("9:0", "md0", &members);

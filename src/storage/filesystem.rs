@@ -165,7 +165,10 @@ fn transport(kind: &str, source: &str, options: &str) -> Option<String> {
         // The network is part of a Lustre server's name: `10.0.0.1@o2ib:/scratch`.
         "lustre" => {
             let network = source.split_once('@')?.1.split([':', ',']).next()?;
-            Some(if network.starts_with("o2ib") { "rdma" } else { network.trim_end_matches(char::is_numeric) }.into())
+            Some(
+                if network.starts_with("o2ib") { "rdma" } else { network.trim_end_matches(char::is_numeric) }
+                    .into(),
+            )
         }
         _ => None,
     }
@@ -182,7 +185,8 @@ pub(super) mod tests {
         let mount = mounts.by_id(1).unwrap_or_else(|| panic!("{line} is no line of mountinfo"));
         // No sysfs, whatever this machine has.
         let mut it = FileSystem::new(mount, &Sysfs::at(Path::new("/nowhere")));
-        let device = |(i, kind): (usize, &BlockKind)| BlockDevice { name: format!("disk{i}"), kind: kind.clone() };
+        let device =
+            |(i, kind): (usize, &BlockKind)| BlockDevice { name: format!("disk{i}"), kind: kind.clone() };
         it.devices = devices.iter().enumerate().map(device).collect();
         it.gds = judge(&it);
         it
@@ -203,10 +207,14 @@ pub(super) mod tests {
             "1 2 259:1 / /data ro,relatime - ext4 /dev/nvme0n1p1 rw,data=ordered",
             &[BlockKind::Partition, pcie],
         );
-        let text = "ext4 at /data from /dev/nvme0n1p1, data=ordered ro, on disk0 (partition), disk1 (NVMe by pcie)";
+        let text =
+            "ext4 at /data from /dev/nvme0n1p1, data=ordered ro, on disk0 (partition), disk1 (NVMe by pcie)";
         assert_eq!(ext4.to_string(), text);
         assert!(ext4.read_only && ext4.transport.is_none());
-        assert_eq!(file_system("1 2 0:5 / /dev/shm rw - tmpfs tmpfs rw", &[]).to_string(), "tmpfs at /dev/shm");
+        assert_eq!(
+            file_system("1 2 0:5 / /dev/shm rw - tmpfs tmpfs rw", &[]).to_string(),
+            "tmpfs at /dev/shm"
+        );
     }
 
     #[test]

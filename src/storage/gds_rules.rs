@@ -57,9 +57,10 @@ impl GdsVerdict {
 pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
     match it.kind.as_str() {
         // O_DIRECT: data goes by DMA from a drive or a network card, and never through the memory of the host.
-        "tmpfs" | "ramfs" | "hugetlbfs" | "devtmpfs" | "rootfs" => {
-            GdsVerdict::never(format!("{} keeps its files in memory, and GDS reads from drives or by RDMA", it.kind))
-        }
+        "tmpfs" | "ramfs" | "hugetlbfs" | "devtmpfs" | "rootfs" => GdsVerdict::never(format!(
+            "{} keeps its files in memory, and GDS reads from drives or by RDMA",
+            it.kind
+        )),
         // nvidia-fs: "NFS over RDMA with MOFED 5.1 and later".
         "nfs" | "nfs4" => match it.transport.as_deref() {
             Some("rdma") => GdsVerdict::yes(
@@ -68,7 +69,9 @@ pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
             Some(other) => GdsVerdict::never(format!(
                 "GDS reads NFS over RDMA only, and this is mounted with proto={other}"
             )),
-            None => GdsVerdict::unknown("GDS reads NFS over RDMA only, and the kernel does not tell the transport"),
+            None => GdsVerdict::unknown(
+                "GDS reads NFS over RDMA only, and the kernel does not tell the transport",
+            ),
         },
         // nvidia-fs: "RDMA-capable distributed file systems, including DDN EXAScaler (which is Lustre), WekaFS, VAST (NFS),
         // IBM Spectrum Scale (gpfs), and BeeGFS".
@@ -77,7 +80,9 @@ pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
                 "GDS could work here, with a GPU, nvidia-fs, and a client of {} that was built for it and uses RDMA",
                 it.kind
             )),
-            Some(other) => GdsVerdict::unlikely(format!("GDS reads {} by RDMA, and this one goes by {other}", it.kind)),
+            Some(other) => {
+                GdsVerdict::unlikely(format!("GDS reads {} by RDMA, and this one goes by {other}", it.kind))
+            }
         },
         // libcufile has readers of these, which no document describes.
         "panfs" | "scatefs" | "virtiofs" => {
@@ -115,8 +120,9 @@ pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
 
 /// Widespread kinds that neither NVIDIA's documents nor libcufile name, and none of which is any other's name.
 const UNSUPPORTED: [&str; 26] = [
-    "9p", "afs", "bcachefs", "btrfs", "ceph", "cifs", "cramfs", "ecryptfs", "erofs", "exfat", "ext2", "ext3", "f2fs", "fuse",
-    "fuseblk", "iso9660", "jfs", "nilfs2", "ntfs3", "ocfs2", "reiserfs", "smb3", "squashfs", "udf", "vfat", "zfs",
+    "9p", "afs", "bcachefs", "btrfs", "ceph", "cifs", "cramfs", "ecryptfs", "erofs", "exfat", "ext2", "ext3",
+    "f2fs", "fuse", "fuseblk", "iso9660", "jfs", "nilfs2", "ntfs3", "ocfs2", "reiserfs", "smb3", "squashfs",
+    "udf", "vfat", "zfs",
 ];
 
 /// For ext4 and xfs: what they lie on decides.
@@ -132,10 +138,14 @@ fn on_devices(it: &FileSystem) -> GdsVerdict {
             // cuFile's log on such a one: "Unsupported block device: /dev/dm-0"
             // (<https://github.com/NVIDIA/gds-nvidia-fs/issues/62>).
             BlockKind::Mapper(_) => {
-                return GdsVerdict::never(format!("GDS reads no device-mapper volumes (LVM, dm-crypt), and {name} is one"));
+                return GdsVerdict::never(format!(
+                    "GDS reads no device-mapper volumes (LVM, dm-crypt), and {name} is one"
+                ));
             }
             // NVMe: these two are no NVMe drive.
-            BlockKind::Loop => return GdsVerdict::never(format!("GDS reads from drives, and {name} is a file (loop)")),
+            BlockKind::Loop => {
+                return GdsVerdict::never(format!("GDS reads from drives, and {name} is a file (loop)"));
+            }
             BlockKind::Virtio => {
                 in_doubt = Some(GdsVerdict::unlikely(format!(
                     "GDS reads {} on NVMe only, and {name} is a virtio disk",
@@ -177,7 +187,10 @@ fn on_devices(it: &FileSystem) -> GdsVerdict {
         return verdict;
     }
     if drives == 0 {
-        return GdsVerdict::unknown(format!("{} works on NVMe, and what this one lies on is not known", it.kind));
+        return GdsVerdict::unknown(format!(
+            "{} works on NVMe, and what this one lies on is not known",
+            it.kind
+        ));
     }
     not_by_p2pdma.dedup();
     GdsVerdict::yes(match not_by_p2pdma[..] {

@@ -32,6 +32,6 @@ pub use priority::IoPriority;
 pub(crate) use priority::{apply as apply_priority, honours_priority, scheduler_of};
 pub use residency::{Residency, evict, residency};
 pub(crate) use residency::{evict_by, residency_by};
-pub(crate) use shape::{DEFAULT_IO, IoShape};
+pub(crate) use shape::IoShape;
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};
 pub(crate) use whole::write_whole;

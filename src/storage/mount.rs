@@ -30,11 +30,6 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// The value of the option `name`. The file system's own comes last, and counts.
-    pub(super) fn option(&self, name: &str) -> Option<&str> {
-        option(&self.options, name)
-    }
-
     /// Whether either the mount or the file system is read-only.
     pub(super) fn is_read_only(&self) -> bool {
         self.options.split(',').any(|it| it == "ro")
@@ -43,14 +38,15 @@ impl Mount {
     /// Whether what it shows comes from elsewhere, or from another program, so that to ask it can take for ever.
     pub(super) fn is_remote(&self) -> bool {
         const REMOTE: [&str; 17] = [
-            "9p", "afs", "autofs", "beegfs", "ceph", "cifs", "fuse", "fuseblk", "gpfs", "lustre", "ncpfs", "nfs",
-            "nfs4", "panfs", "smb3", "virtiofs", "wekafs",
+            "9p", "afs", "autofs", "beegfs", "ceph", "cifs", "fuse", "fuseblk", "gpfs", "lustre", "ncpfs",
+            "nfs", "nfs4", "panfs", "smb3", "virtiofs", "wekafs",
         ];
         REMOTE.contains(&self.kind.as_str()) || self.kind.starts_with("fuse.")
     }
 }
 
-/// The value of an option in a list of them, the last if there are several; `""` for one without a value.
+/// The value of an option in a list of them; `""` for one without a value. Of several the last counts: those of the mount
+/// come before the file system's own.
 pub(super) fn option<'a>(options: &'a str, name: &str) -> Option<&'a str> {
     options.rsplit(',').find_map(|it| match it.split_once('=') {
         Some((key, value)) => (key == name).then_some(value),

@@ -4,7 +4,7 @@ use super::block::BlockKind;
 use super::filesystem::FileSystem;
 
 /// What one read asks for where neither the user nor the storage says anything.
-pub(crate) const DEFAULT_IO: u64 = 1 << 20;
+const DEFAULT_IO: u64 = 1 << 20;
 /// What the storage says is not followed beyond this: reads in flight take that much memory each.
 const MOST_IO: u64 = 4 << 20;
 /// Sizes are multiples of this, as the boundaries of direct I/O are.
@@ -54,7 +54,11 @@ fn one(it: &FileSystem) -> IoShape {
         let unit = [stripe, chunk].into_iter().find(|unit| sensible(*unit) && *unit <= DEFAULT_IO);
         if let Some(unit) = unit {
             let what = if unit == stripe { "stripe" } else { "chunk" };
-            return IoShape { bytes: fit(unit), unit, why: format!("a {what} of {unit} bytes of {}", it.name()) };
+            return IoShape {
+                bytes: fit(unit),
+                unit,
+                why: format!("a {what} of {unit} bytes of {}", it.name()),
+            };
         }
     }
     // A larger read is sent to the device in as many commands as it takes, the last of which shall not be a small one.
@@ -115,7 +119,9 @@ mod tests {
         assert_eq!(shape(&disk(&raid, limits(0, 512, 0))), (DEFAULT_IO, 0));
         // What a single disk likes best is meant for writes.
         assert_eq!(shape(&disk(&[BlockKind::Scsi], limits(0, 4096, 128 << 10))), (DEFAULT_IO, 0));
-        for (most, bytes) in [(128 << 10, 1 << 20), (1280 << 10, 1 << 20), (768 << 10, 768 << 10), (0, 1 << 20)] {
+        for (most, bytes) in
+            [(128 << 10, 1 << 20), (1280 << 10, 1 << 20), (768 << 10, 768 << 10), (0, 1 << 20)]
+        {
             assert_eq!(shape(&disk(&[BlockKind::Scsi], limits(most, 512, 0))), (bytes, 0), "{most}");
         }
     }

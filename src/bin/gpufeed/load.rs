@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use gpufeed::{Batch, ColumnView, Dtype, Loader, LoaderStats, Rank, Stage, State, Wait};
+use gpufeed::{Batch, ColumnView, Dtype, FileSystem, Loader, LoaderStats, Rank, Stage, State, Wait};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -366,6 +366,7 @@ impl Load {
             "backend_reason": report.backend_reason,
             "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
+            "file_systems": report.file_systems.iter().map(file_system).collect::<Vec<_>>(),
             "not_direct": not_direct,
             "waits_for": loader.stats().map(|stats| stats.bottleneck().name()),
             "stages": loader.stats().map(|stats| stages(&stats)),
@@ -420,6 +421,9 @@ impl Load {
             .map(|(way, bytes)| format!("{} by {}", output::size(bytes), way.name()))
             .collect();
         println!("read: {}; {} with alignment", ways.join(", "), output::size(report.bytes_read));
+        for it in &report.file_systems {
+            println!("filesystem {it}: {} files; {}", it.files, it.gds.reason);
+        }
         for it in &report.not_direct {
             println!(
                 "not direct: {} of {} files: {} (first: {})",
@@ -461,6 +465,26 @@ impl Load {
             println!("sha256 of the samples as delivered: {digest}");
         }
     }
+}
+
+/// What files lie on, for scripts.
+fn file_system(it: &FileSystem) -> Value {
+    let devices: Vec<_> = it
+        .devices
+        .iter()
+        .map(|device| json!({ "name": device.name, "kind": device.kind.to_string() }))
+        .collect();
+    json!({
+        "kind": it.kind,
+        "mount_point": it.mount_point.display().to_string(),
+        "source": it.source,
+        "transport": it.transport,
+        "options": it.options,
+        "read_only": it.read_only,
+        "devices": devices,
+        "files": it.files,
+        "gds": { "possible": it.gds.possible, "reason": it.gds.reason },
+    })
 }
 
 /// What the stages took, for scripts.

@@ -38,6 +38,7 @@ struct Case {
     /// Of the files in turn.
     aligns: Vec<u32>,
     io_bytes: u32,
+    cut: u32,
     stage_all: bool,
 }
 
@@ -93,7 +94,9 @@ impl Case {
         let dataset = self.dataset();
         let lots: Vec<&[u64]> = self.samples.chunks(rows).collect();
         let rows = rows as u64;
-        let layout = Layout::new(&dataset, rows, self.io_bytes, self.stage_all).unwrap();
+        let mut layout = Layout::new(&dataset, rows, self.io_bytes, self.stage_all).unwrap();
+        layout.cut = self.cut;
+        let layout = layout;
         let mut plan = Plan::default();
         // A plan is made into the memory of an older one.
         plan.reads.push(PlannedRead {
@@ -253,6 +256,7 @@ fn plain(record: u64, shards: &[(u64, u64)], samples: impl IntoIterator<Item = u
         samples: samples.into_iter().collect(),
         aligns: vec![align],
         io_bytes: 1 << 20,
+        cut: 0,
         stage_all: false,
     }
 }
@@ -313,15 +317,18 @@ fn case() -> impl Strategy<Value = Case> {
             (1u32..17).prop_map(|n| n * 65536)
         ];
         let stage_all = prop::bool::weighted(0.2);
-        (columns, batch(samples), aligns, io_bytes, stage_all).prop_map(
-            |(columns, samples, mut aligns, io_bytes, stage_all)| {
+        // In parts of the I/O size: none, all of it, or one of several.
+        let cut = prop_oneof![Just(0u32), Just(1), 1u32..5];
+        (columns, batch(samples), aligns, (io_bytes, cut), stage_all).prop_map(
+            |(columns, samples, mut aligns, (io_bytes, cut), stage_all)| {
+                let cut = io_bytes.checked_div(cut).unwrap_or(0) / 4096 * 4096;
                 // A file whose alignment I/Os cannot meet is read through the page cache.
                 for align in &mut aligns {
                     if io_bytes % *align != 0 || stage_all {
                         *align = 1;
                     }
                 }
-                Case { columns, samples, aligns, io_bytes, stage_all }
+                Case { columns, samples, aligns, io_bytes, cut, stage_all }
             },
         )
     })
@@ -343,16 +350,20 @@ proptest! {
     #[test]
     fn cuts_cover_a_range_in_order_and_their_windows_stay_within_the_largest_io(
         lo in 0u64..1 << 40, len in 1u64..3 << 20, align in select(vec![1u64, 512, 4096, 65536]), pages in 1u64..300,
+        part in 0u64..5,
     ) {
         let most = (pages * 4096).next_multiple_of(align);
-        let mut at = lo;
-        for_each_io(lo, lo + len, align, most, |from, until| {
+        let cut = most.checked_div(part).unwrap_or(0) / 4096 * 4096;
+        let (mut at, mut count) = (lo, 0);
+        for_each_io((lo, lo + len), align, (most, cut), |from, until| {
             assert_eq!(from, at);
             assert!(until > from && up(until, align) - down(from, align) <= most);
             assert!(until == lo + len || until % align == 0);
-            at = until;
+            (at, count) = (until, count + 1);
         });
         prop_assert_eq!(at, lo + len);
+        let fewest = (up(lo + len, align) - down(lo, align)).div_ceil(most);
+        prop_assert!(count == 1 || fewest > 1, "what fits into one read is one");
     }
 }
 
@@ -424,6 +435,27 @@ fn a_run_that_can_never_meet_its_boundary_is_staged_whole() {
         |file| staged(&plan).into_iter().filter(move |read| read.file == file).map(|read| read.payload);
     assert_eq!(payload(1).sum::<u32>(), staged(1).sum::<u32>());
     assert!(staged(0).sum::<u32>() < 512);
+}
+
+#[test]
+fn a_long_run_is_cut_at_whole_requests_of_the_storage_and_a_short_one_not_at_all() {
+    const RSIZE: u64 = 256 << 10;
+    for (stage_all, align) in [(false, 4096), (true, 1)] {
+        // 3 MiB from somewhere within a request on.
+        let case = plain(4096, &[(4096, 1024)], 100..868, align);
+        let case = Case { io_bytes: 1 << 20, cut: 1 << 20, stage_all, ..case };
+        let plan = case.check();
+        let (first, last) = (plan.reads[0], plan.reads[plan.reads.len() - 1]);
+        assert_eq!(plan.reads.len(), 4);
+        for read in &plan.reads {
+            let (from, until) = (read.offset, read.offset + u64::from(read.len));
+            assert!(*read == first || from % RSIZE == 0, "{read:?}");
+            assert!(*read == last || until % RSIZE == 0, "{read:?}");
+        }
+        // One read, though a boundary lies in it.
+        let short = Case { samples: (200..400).collect(), ..case };
+        assert_eq!(short.check().reads.len(), 1);
+    }
 }
 
 #[test]

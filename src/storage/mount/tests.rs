@@ -61,11 +61,11 @@ fn every_field_of_a_mount_is_read() {
         ("soft", None),
         ("size", None),
     ] {
-        assert_eq!(nfs.option(name), value, "{name}");
+        assert_eq!(option(&nfs.options, name), value, "{name}");
     }
-    assert_eq!(mounts.by_id(100).unwrap().option("proto"), Some("rdma"));
+    assert_eq!(option(&mounts.by_id(100).unwrap().options, "proto"), Some("rdma"));
     // Not that of its mount protocol.
-    assert_eq!(mounts.by_id(101).unwrap().option("proto"), Some("tcp"));
+    assert_eq!(option(&mounts.by_id(101).unwrap().options, "proto"), Some("tcp"));
     let bind = mounts.by_id(97).unwrap();
     assert_eq!((&bind.root, bind.is_read_only()), (&PathBuf::from("/shards/train"), true));
     assert!(!mounts.by_id(88).unwrap().is_read_only());
@@ -124,7 +124,10 @@ fn a_file_is_found_by_its_device_where_that_is_the_mounts() {
     assert_eq!(mounts.of(Path::new("/home/me/a.bin"), libc::makedev(0, 45), gone).unwrap().id, 94);
     let container = Mounts::parse(CONTAINER.as_bytes());
     assert_eq!(container.of(Path::new("/work/a"), libc::makedev(0, 999), gone).unwrap().kind, "overlay");
-    assert_eq!(container.of(Path::new("/data/a"), libc::makedev(259, 5), gone).unwrap().root, Path::new("/shards"));
+    assert_eq!(
+        container.of(Path::new("/data/a"), libc::makedev(259, 5), gone).unwrap().root,
+        Path::new("/shards")
+    );
 }
 
 #[test]
@@ -156,7 +159,8 @@ fn links_are_followed_on_local_file_systems_and_left_alone_on_others() {
     assert_eq!(root.follow(&at("absolute/deep/x")), at("real/deep/x"));
     assert_eq!(root.follow(&at("real/relative/y")), at("real/y"));
     assert_eq!(root.follow(&at("ring/z")), at("ring/z"), "a ring of links ends");
-    let text = format!("1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / {} rw - nfs4 s:/e rw\n", at("absolute").display());
+    let text =
+        format!("1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / {} rw - nfs4 s:/e rw\n", at("absolute").display());
     let remote = Mounts::parse(text.as_bytes());
     assert_eq!(remote.follow(&at("absolute/deep/x")), at("absolute/deep/x"));
     assert_eq!(remote.by_links(&at("absolute/deep/x")).unwrap().kind, "nfs4");
