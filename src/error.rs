@@ -34,6 +34,9 @@ pub enum ErrorKind {
     OutOfMemory,
     /// A GPU or its driver failed, or was used in a way that it does not allow.
     Device,
+    /// Storage has not answered for as long as the caller wanted to wait: a server is down, or a disk is gone. What was read
+    /// before is right. See to the storage, and build another loader, which can [resume](crate::LoaderBuilder::resume).
+    TimedOut,
     /// Every slot of the ring is lent out and none came back in time. Drop batches, or raise the prefetch depth.
     SlotsExhausted,
     /// The loader was asked to stop.

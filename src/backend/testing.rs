@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::{Completion, ReadFailure, Reader, Request};
@@ -77,6 +77,31 @@ pub(crate) enum Fate {
     PanicInReap,
     /// The thread that reads it panics; for a pool only.
     PanicInThread,
+    /// It does not come back, and does not reach the real reader, before the gate of [`Faults::gate`] is opened.
+    Hang,
+}
+
+/// Keeps reads that hang, and whoever waits for them, until it is opened.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn is_open(&self) -> bool {
+        *self.open.lock().unwrap()
+    }
+
+    fn wait(&self) {
+        let open = self.open.lock().unwrap();
+        drop(self.opened.wait_while(open, |open| !*open).unwrap());
+    }
 }
 
 /// What the reader has seen and done.
@@ -99,11 +124,13 @@ pub(crate) struct Faults {
     /// Whoever waits for completions waits at least so long.
     slow: Duration,
     seen: Arc<Mutex<Seen>>,
+    gate: Arc<Gate>,
 }
 
 impl Faults {
     pub(crate) fn new(plan: impl FnMut(&Attempt) -> Fate + Send + 'static) -> Self {
-        Faults { plan: Box::new(plan), disorder: None, slow: Duration::ZERO, seen: Arc::default() }
+        let (seen, gate) = Default::default();
+        Faults { plan: Box::new(plan), disorder: None, slow: Duration::ZERO, seen, gate }
     }
 
     pub(crate) fn none() -> Self {
@@ -124,6 +151,11 @@ impl Faults {
         Arc::clone(&self.seen)
     }
 
+    /// What lets the reads that hang go on.
+    pub(crate) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+
     pub(crate) fn wrap(self) -> Wrap {
         Wrap(Box::new(|inner| {
             Box::new(FaultyReader {
@@ -131,6 +163,7 @@ impl Faults {
                 faults: self,
                 flights: HashMap::new(),
                 inside: 0,
+                hanging: Vec::new(),
                 ready: Vec::new(),
                 tries: HashMap::new(),
             })
@@ -151,6 +184,8 @@ struct FaultyReader {
     flights: HashMap<u32, Airborne>,
     /// Reads that the real reader has.
     inside: usize,
+    /// Reads that it gets when the gate is open.
+    hanging: Vec<Request>,
     /// Completed, and not yet told.
     ready: Vec<Completion>,
     tries: HashMap<(RawFd, u64), u64>,
@@ -162,6 +197,16 @@ impl FaultyReader {
     }
 
     fn take_in(&mut self, block: bool) -> io::Result<()> {
+        if block && self.inside == 0 && self.ready.is_empty() {
+            self.faults.gate.wait();
+        }
+        if self.faults.gate.is_open() {
+            for request in std::mem::take(&mut self.hanging) {
+                self.inside += 1;
+                // SAFETY: as in `start`.
+                unsafe { self.inner.start(request) }?;
+            }
+        }
         let mut done = Vec::new();
         if self.inside > 0 {
             self.inner.reap(block && self.ready.is_empty(), &mut done)?;
@@ -243,6 +288,10 @@ impl Reader for FaultyReader {
             // The copy must wait until the read is whole.
             Fate::Cut(_) => request.gather = None,
             Fate::PanicInThread => request.fd = PANICS,
+            Fate::Hang => {
+                self.hanging.push(request);
+                return Ok(());
+            }
             _ => {}
         }
         self.inside += 1;
@@ -279,6 +328,10 @@ impl Reader for FaultyReader {
 
 impl Drop for FaultyReader {
     fn drop(&mut self) {
+        if !self.hanging.is_empty() {
+            // As the contract of a reader says.
+            self.faults.gate.wait();
+        }
         if let Ok(mut seen) = self.faults.seen.lock() {
             seen.dropped = true;
         }

@@ -19,7 +19,7 @@ use crate::dataset::Mixture;
 use crate::launch::{Agreement, Entered, Registration};
 use crate::memory::{Target, resolve};
 use crate::order::{Batches, Cut, Run, Shuffle, Stand};
-use crate::storage::{FileSystem, FileTable, IoShape, OpenPolicy, honours_priority, scheduler_of};
+use crate::storage::{FileSystem, FileTable, IoShape, OpenPolicy, Pulse, honours_priority, scheduler_of};
 use crate::{Error, ErrorKind, Result};
 /// cuFile takes its short way for reads on these boundaries only.
 const GDS_ALIGN: u32 = 4096;
@@ -178,7 +178,7 @@ impl LoaderBuilder {
             (_, Backend::PageCache) => OpenPolicy::Buffered,
             _ => OpenPolicy::Direct,
         };
-        let files =
+        let mut files =
             FileTable::new(Arc::clone(&self.dataset), policy, io_bytes, if by_gds { GDS_ALIGN } else { 1 });
         // Every read in flight may be of another file, and planning opens one more.
         let depth = match files.capacity() {
@@ -215,6 +215,7 @@ impl LoaderBuilder {
             queue_depth: depth,
             io_bytes,
             lend_timeout: self.lend_timeout,
+            read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),
             trace: self.trace,
             device_bytes: ring.bytes() + if by_gds { staging.bytes() } else { 0 },
             pinned_bytes: if by_gds { bounce_bytes } else { staging.bytes() },
@@ -237,6 +238,8 @@ impl LoaderBuilder {
             watch: watch(chunks),
             notes: self.notes().into_iter().chain(io.note.clone()).collect(),
         };
+        let pulse = Arc::new(Pulse::new(depth));
+        files.tells(&pulse);
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
         let (commands, incoming) = bounded(2);
@@ -250,6 +253,7 @@ impl LoaderBuilder {
                 deliveries: outgoing,
                 cancel: Arc::clone(&cancel),
                 stats: Arc::clone(&stats),
+                pulse: Arc::clone(&pulse),
             },
             files,
             ring: Arc::clone(&ring),
@@ -283,6 +287,9 @@ impl LoaderBuilder {
             stand,
             closed: None,
             process: std::process::id(),
+            pulse,
+            left_at: None,
+            left_behind: None,
             _registration: None,
         })
     }

@@ -80,6 +80,7 @@ pub struct LoaderBuilder {
     pub(super) stats: bool,
     pub(super) trace: bool,
     pub(super) lend_timeout: Duration,
+    pub(super) read_timeout: Duration,
     #[cfg(test)]
     pub(crate) clock: Option<Box<dyn Clock>>,
     #[cfg(test)]
@@ -118,6 +119,7 @@ impl LoaderBuilder {
             stats: false,
             trace: false,
             lend_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(300),
             #[cfg(test)]
             clock: None,
             #[cfg(test)]
@@ -326,6 +328,19 @@ impl LoaderBuilder {
     /// an error of the kind [`SlotsExhausted`](crate::ErrorKind::SlotsExhausted). Default: 30 seconds.
     pub fn lend_timeout(mut self, timeout: Duration) -> Self {
         self.lend_timeout = timeout;
+        self
+    }
+
+    /// How long storage may leave the loader without an answer (no read that is in flight completes, or the opening of a file
+    /// does not end) before an epoch that waits for a batch ends with an error of the kind
+    /// [`TimedOut`](crate::ErrorKind::TimedOut), which names the file and the place. Default: 300 seconds, in which a file server
+    /// can be restarted. Zero: for ever.
+    ///
+    /// The loader is closed then. Its thread, and the memory that reads in flight may still be written to, are kept until storage
+    /// answers after all; batches that the caller has stay as they are. The same if reads are still in flight 10 seconds after a
+    /// loader was dropped, or this long if that is less.
+    pub fn read_timeout(mut self, timeout: Duration) -> Self {
+        self.read_timeout = timeout;
         self
     }
 }

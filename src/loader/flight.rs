@@ -7,7 +7,7 @@ use super::pipeline::Pipeline;
 use super::plan::{PlannedRead, Target};
 use super::timing::{Stage, Wait};
 use crate::backend::{Address, Backend, Completion, Gather, ReadFailure, Request, Way};
-use crate::storage::refuses_direct;
+use crate::storage::{Call, refuses_direct};
 use crate::{Error, ErrorKind, Result};
 
 /// A read in flight.
@@ -144,6 +144,7 @@ impl Pipeline {
             handle: 0,
             gather,
         };
+        self.pulse.start(token, read.file, request.offset, request.len);
         // SAFETY: the destination is a part of a slot that is filling, as all slots are that a plan in `groups` is for
         // and that wait for bytes, or of a chunk that was taken, and the planner gives no byte of a slot to two reads;
         // ring and staging outlive the reader (a field before them), the file stays open until `release`, and the plan
@@ -156,7 +157,9 @@ impl Pipeline {
         let mut done = std::mem::take(&mut self.done);
         let range = self.range(c"gpufeed wait for storage");
         let from = self.now();
+        self.pulse.begin(Call::Reads);
         let waited = self.reader.reap(true, &mut done);
+        self.pulse.end();
         drop(range);
         if let (Some(watch), Some(from)) = (&mut self.setup.watch, from) {
             // The reads of this time were completed by now.
@@ -372,6 +375,7 @@ impl Pipeline {
             if let Some(chunk) = flight.chunk {
                 self.staging.give_back(chunk);
             }
+            self.pulse.land(token);
             self.tokens.push(token);
         }
     }
@@ -398,7 +402,10 @@ impl Pipeline {
         let file = &self.setup.dataset.files()[read.file as usize];
         let indexed = file.identity().size;
         let ends = read.offset + u64::from(flight.come);
-        let (kind, what) = match self.setup.dataset.opener.metadata(file.path()) {
+        self.pulse.begin(Call::Open(read.file));
+        let now = self.setup.dataset.opener.metadata(file.path());
+        self.pulse.end();
+        let (kind, what) = match now {
             Ok(now) if now.len() < indexed => (
                 ErrorKind::Changed,
                 format!("it had {indexed} bytes when it was indexed and has {} now", now.len()),

@@ -5,6 +5,7 @@ mod batch;
 mod build;
 mod builder;
 mod flight;
+mod leave;
 mod live;
 #[cfg(test)]
 mod model;
@@ -39,7 +40,7 @@ use crate::dataset::Dataset;
 use crate::launch::{Agreement, Rank, Registration};
 use crate::memory::Device;
 use crate::order::{Batches, Run, Shuffle, Stand, State};
-use crate::storage::FileSystem;
+use crate::storage::{FileSystem, Pulse};
 use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery, Task};
 use ring::Ring;
@@ -83,6 +84,12 @@ pub struct Loader {
     stepping: Option<Instant>,
     /// What comes next, if the caller goes on where it is.
     stand: Stand,
+    /// Since when the epoch that is running is not wanted any more.
+    left_at: Option<Instant>,
+    /// What the thread waits for at storage.
+    pulse: Arc<Pulse>,
+    /// What became of the thread of a loader that storage does not answer.
+    left_behind: Option<String>,
     /// Why the loader takes no more calls.
     closed: Option<String>,
     /// The process that has the loader's threads; a forked child has not.
@@ -119,6 +126,7 @@ pub(crate) struct Settings {
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
     pub(crate) lend_timeout: Duration,
+    pub(crate) read_timeout: Option<Duration>,
     pub(crate) trace: bool,
     pub(crate) devices: Vec<Device>,
     pub(crate) device_reason: String,
@@ -189,7 +197,9 @@ impl Loader {
     /// The batches of an epoch, in its order, from its beginning. Reading ahead starts at once.
     ///
     /// # Errors
-    /// `Closed` after a panic in one of the loader's threads. An error of an earlier epoch does not close it.
+    /// `Closed` after a panic in one of the loader's threads, or after `TimedOut`. No other error of an earlier epoch closes it.
+    /// `TimedOut` if an epoch was left and its reads have still not come back
+    /// (see [`read_timeout`](LoaderBuilder::read_timeout)).
     pub fn epoch(&mut self, epoch: u64) -> Result<Epoch<'_>> {
         self.begin(Stand { epoch, position: 0 })
     }
@@ -217,8 +227,8 @@ impl Loader {
 
     fn begin(&mut self, stand: Stand) -> Result<Epoch<'_>> {
         self.check_process()?;
-        // Nothing is left of an epoch that was dropped; one that was forgotten is still running.
-        self.end_epoch();
+        // Nothing is left of an epoch that was dropped; one that was forgotten is still running, or one that storage keeps.
+        self.end_epoch_for_good()?;
         if let (None, Some(message)) = (&self.closed, self.shared.stats.panic()) {
             self.closed = Some(format!("a reading thread panicked: {message}"));
         }
@@ -249,34 +259,14 @@ impl Loader {
     ///
     /// # Errors
     /// `InvalidArgument` if the state is of another dataset, seed or shuffle, which the error names; `Unsupported` if it
-    /// was written by a later version of this crate.
+    /// was written by a later version of this crate; `TimedOut` as [`epoch`](Loader::epoch).
     pub fn resume(&mut self, state: &State) -> Result<()> {
-        self.end_epoch();
+        self.end_epoch_for_good()?;
         self.stand = self.shared.stand_of(state)?;
         // Ranks that go on from different places do not agree.
         let (fingerprint, order) = (&self.shared.fingerprint, self.settings.order.clone());
         self.settings.agreement = build::agreement(fingerprint, order, self.stand);
         Ok(())
-    }
-
-    /// Tells the pipeline to stop, and takes back everything that it has delivered.
-    fn end_epoch(&mut self) {
-        // In a forked child nobody is there to answer.
-        if !std::mem::take(&mut self.running) || self.check_process().is_err() {
-            return;
-        }
-        self.shared.cancel.store(true, Ordering::Release);
-        if let Some(commands) = &self.commands {
-            let _ = commands.send(Command::Cancel);
-        }
-        loop {
-            match self.deliveries.recv() {
-                Ok(Delivery::Batch(ready)) => ready.discard(&self.shared.ring),
-                Ok(Delivery::End | Delivery::Failed(_)) => return,
-                // The thread is gone; the next call says why.
-                Err(_) => return,
-            }
-        }
     }
 
     /// The dataset.
@@ -351,7 +341,14 @@ impl Loader {
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),
             bad_samples: stats.bad_samples(),
-            notes: self.settings.not_compared.iter().cloned().chain(stats.notes()).collect(),
+            notes: self
+                .settings
+                .not_compared
+                .iter()
+                .chain(&self.left_behind)
+                .cloned()
+                .chain(stats.notes())
+                .collect(),
         }
     }
 
@@ -392,38 +389,6 @@ impl Loader {
         let why = "the loader was built before this process was forked; its threads are in the parent";
         Err(Error::new(ErrorKind::Closed, why))
     }
-
-    /// The reading thread has ended before its loader: says why, and closes the loader.
-    fn why_gone(&mut self) -> Error {
-        let why = match self.thread.take().map(JoinHandle::join) {
-            Some(Err(panic)) => format!("the reading thread panicked: {}", panic_message(&*panic)),
-            _ => "the reading thread has ended".into(),
-        };
-        self.closed = Some(why.clone());
-        Error::new(ErrorKind::Panicked, why)
-    }
-}
-
-impl Drop for Loader {
-    fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // In a forked child there is no thread to wait for, and whatever lock of a channel one held at the fork
-            // is held for ever: the channels are left as they are.
-            std::mem::forget(self.commands.take());
-            // The system may have given what the thread was known by to one that was started since.
-            std::mem::forget(self.thread.take());
-            std::mem::forget(std::mem::replace(&mut self.deliveries, crossbeam_channel::never()));
-            std::mem::forget(std::mem::replace(&mut self.stopped, crossbeam_channel::never()));
-            std::mem::forget(std::mem::replace(&mut self.stop, StopHandle(crossbeam_channel::bounded(1).0)));
-            return;
-        }
-        self.shared.cancel.store(true, Ordering::Release);
-        self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic that no epoch was there to report has nobody left to hear of it.
-            let _ = thread.join();
-        }
-    }
 }
 
 /// Looks at a loader's times from another thread.
@@ -456,7 +421,8 @@ impl StopHandle {
 /// The batches of one epoch.
 ///
 /// Ends early when dropped: reads in flight are waited for, what was read ahead is discarded, and the loader is
-/// ready for its next epoch. After an error it yields nothing more.
+/// ready for its next epoch. (Reads that storage does not answer are waited for 10 seconds; the next epoch waits for them again.)
+/// After an error it yields nothing more.
 #[derive(Debug)]
 pub struct Epoch<'l> {
     loader: &'l mut Loader,
@@ -482,7 +448,7 @@ impl Epoch<'_> {
 
     fn receive(&mut self) -> Result<Option<Batch>> {
         let loader = &mut *self.loader;
-        if !loader.running {
+        if !loader.running || loader.left_at.is_some() {
             return Ok(None);
         }
         loader.check_process()?;
@@ -493,7 +459,9 @@ impl Epoch<'_> {
         let range = loader.watch.as_ref().and_then(|watch| watch.range(c"gpufeed wait for a batch"));
         // With no patience at all it would look again and again while a batch is being read.
         let patience = loader.settings.lend_timeout.max(Duration::from_millis(1));
+        let mut quiet = Duration::ZERO;
         let delivery = loop {
+            let wait = loader.next_look(patience.saturating_sub(quiet));
             // `select!` takes any that is ready; a stop comes first.
             if !loader.stopped.is_empty() {
                 return Err(Error::new(ErrorKind::Stopped, "the loader was asked to stop"));
@@ -501,7 +469,13 @@ impl Epoch<'_> {
             select! {
                 recv(loader.deliveries) -> delivery => break delivery,
                 recv(loader.stopped) -> _ => loader.stop.stop(), // put back for later epochs
-                default(patience) => {
+                default(wait) => {
+                    quiet += wait;
+                    loader.give_up_if_overdue()?;
+                    if quiet < patience {
+                        continue;
+                    }
+                    quiet = Duration::ZERO;
                     let (lent, slots) = (loader.shared.ring.lent(), loader.shared.ring.slots());
                     if lent == slots {
                         return Err(Error::new(ErrorKind::SlotsExhausted, format!(
@@ -551,7 +525,7 @@ impl Epoch<'_> {
         if let Some(watch) = &mut self.loader.watch {
             watch.add_up();
         }
-        self.loader.end_epoch();
+        self.loader.end_epoch_soon();
     }
 }
 

@@ -21,7 +21,7 @@ use crate::backend::{Address, Backend, Completion, ReadFailure, Reader};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned, SlotEvents};
 use crate::order::{Batches, Course, Stand};
-use crate::storage::FileTable;
+use crate::storage::{Call, FileTable, Pulse};
 use crate::{Error, ErrorKind, Result};
 
 /// What the pipeline is asked to do. A closed channel ends it.
@@ -78,6 +78,8 @@ pub(crate) struct Links {
     pub(crate) deliveries: Sender<Delivery>,
     pub(crate) cancel: Arc<AtomicBool>,
     pub(crate) stats: Arc<Stats>,
+    /// Which calls into storage this thread is in.
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 /// The memory that a pipeline works with, and what moves bytes within it.
@@ -92,7 +94,9 @@ pub(crate) struct Places {
 pub(crate) struct Pipeline {
     /// Dropped first: it waits for every read in flight, before the memory that they write to goes.
     pub(super) reader: Box<dyn Reader>,
-    /// Dropped next: it waits for every copy out of the chunks. `None` for host memory.
+    /// Dropped next: what is waited for from here on is not storage.
+    _reader_ends: ReaderEnds,
+    /// Dropped then: it waits for every copy out of the chunks. `None` for host memory.
     pub(super) copier: Option<Copier>,
     /// How the staging memory is known to CUDA; dropped before the memory goes.
     pinned: Option<Pinned>,
@@ -100,6 +104,7 @@ pub(crate) struct Pipeline {
     pub(super) files: FileTable,
     pub(super) setup: Setup,
     pub(super) links: Links,
+    pub(super) pulse: Arc<Pulse>,
     pub(super) planner: Planner,
     /// Free slots that came back to this thread itself.
     spare: Vec<Free>,
@@ -150,6 +155,24 @@ pub(super) struct Group {
     pub(super) left: usize,
 }
 
+/// Says that the drop of the reader begins.
+struct Ends(Arc<Pulse>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.begin(Call::Reads);
+    }
+}
+
+/// Says that it is over.
+struct ReaderEnds(Arc<Pulse>);
+
+impl Drop for ReaderEnds {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 /// How often the pipeline looks whether the caller keeps so many batches that a whole window will never be free.
 const WINDOW_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -165,6 +188,7 @@ impl Pipeline {
         let depth = setup.queue_depth as usize;
         Pipeline {
             reader,
+            _reader_ends: ReaderEnds(Arc::clone(&links.pulse)),
             copier,
             pinned,
             files,
@@ -187,12 +211,15 @@ impl Pipeline {
             failure: None,
             ring,
             setup,
+            pulse: Arc::clone(&links.pulse),
             links,
         }
     }
 
     /// Serves epochs until the loader goes.
     pub(crate) fn run(mut self) {
+        // At the end, or by a panic with reads in flight, which the drop of the reader waits for.
+        let _ends = Ends(Arc::clone(&self.pulse));
         while let Ok(command) = self.links.commands.recv() {
             let Command::Start(task) = command else { continue };
             self.files.start_epoch(&mut *self.reader);
@@ -563,7 +590,9 @@ impl Pipeline {
     fn drain(&mut self) -> Result<()> {
         while self.tokens.len() < self.flights.len() {
             let mut done = std::mem::take(&mut self.done);
+            self.pulse.begin(Call::Reads);
             let waited = self.reader.reap(true, &mut done);
+            self.pulse.end();
             for completion in done.drain(..) {
                 if let Err(ReadFailure::Panicked(message)) = &completion.result {
                     self.links.stats.note_panic(message);

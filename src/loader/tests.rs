@@ -4,6 +4,7 @@
 mod bad;
 mod gap;
 mod live;
+mod stuck;
 mod tenants;
 
 use std::collections::HashSet;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::direct::{Alignment, DirectIo, refuses_direct};
 use super::identity::FileIdentity;
 use super::opener::OpenError;
+use super::pulse::{Call, Pulse};
 use super::residency::residency_of;
 use crate::dataset::Dataset;
 use crate::{Error, ErrorKind, Result};
@@ -90,6 +91,8 @@ pub(crate) struct FileTable {
     /// Descriptors that were replaced while reads still used them, and their places.
     retired: Vec<(u32, File)>,
     passed_over: Vec<PassedOver>,
+    /// Which calls into storage are made here, for others to see.
+    pulse: Arc<Pulse>,
 }
 
 impl FileTable {
@@ -108,7 +111,13 @@ impl FileTable {
             proofs: HashMap::new(),
             retired: Vec::new(),
             passed_over: Vec::new(),
+            pulse: Arc::new(Pulse::new(0)),
         }
+    }
+
+    /// Says there which calls into storage it makes.
+    pub(crate) fn tells(&mut self, pulse: &Arc<Pulse>) {
+        self.pulse = Arc::clone(pulse);
     }
 
     /// The most files that are open at once.
@@ -123,6 +132,7 @@ impl FileTable {
 
     /// Forgets how files are read, since what is in the page cache changes between epochs. No read may be in flight.
     pub(crate) fn start_epoch(&mut self, observer: &mut dyn FileObserver) {
+        self.pulse.begin(Call::Close);
         self.retired.clear();
         if self.policy == OpenPolicy::DirectUnlessCached {
             while let Some(entry) = self.entries.pop() {
@@ -132,6 +142,7 @@ impl FileTable {
             self.modes.fill(None);
             self.passed_over.clear();
         }
+        self.pulse.end();
     }
 
     /// How `file` is read; opens it to find out, if need be.
@@ -164,7 +175,9 @@ impl FileTable {
         if let Some(entry) = self.entries.get_mut(place as usize) {
             entry.users = entry.users.saturating_sub(1);
             if entry.users == 0 && !self.retired.is_empty() {
+                self.pulse.begin(Call::Close);
                 self.retired.retain(|(known, _)| *known != place);
+                self.pulse.end();
             }
         }
     }
@@ -179,7 +192,10 @@ impl FileTable {
         let place = self.place_of(file, observer)?;
         if self.modes[file as usize].is_some_and(|mode| mode.direct) {
             let (path, identity) = self.facts(file);
-            let (handle, now) = self.dataset.opener.open_regular(path, 0)?;
+            self.pulse.begin(Call::Open(file));
+            let opened = self.dataset.opener.open_regular(path, 0);
+            self.pulse.end();
+            let (handle, now) = opened?;
             check_identity(path, identity, &FileIdentity::of(&now))?;
             self.pass_over(file, reason);
             self.modes[file as usize] = Some(FileMode::BUFFERED);
@@ -204,7 +220,10 @@ impl FileTable {
         }
         // A place is made first, so that the limit on descriptors holds during the open too.
         let free = self.make_room()?;
-        let handle = self.open(file)?;
+        self.pulse.begin(Call::Open(file));
+        let opened = self.open(file);
+        self.pulse.end();
+        let handle = opened?;
         let fd = handle.as_raw_fd();
         let entry = Entry { file, handle, users: 0, recent: true };
         let place = match free {
@@ -212,6 +231,9 @@ impl FileTable {
                 observer.closing(place);
                 let old = std::mem::replace(&mut self.entries[place as usize], entry);
                 self.place[old.file as usize] = CLOSED;
+                self.pulse.begin(Call::Close);
+                drop(old);
+                self.pulse.end();
                 place
             }
             None => {
@@ -340,6 +362,13 @@ impl FileTable {
                 files: 1,
             }),
         }
+    }
+}
+
+impl Drop for FileTable {
+    fn drop(&mut self) {
+        // What follows is that the files are closed.
+        self.pulse.begin(Call::Close);
     }
 }
 

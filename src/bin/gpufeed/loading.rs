@@ -139,6 +139,9 @@ struct LimitArgs {
     /// If the ring does not fit, take half the prefetch depth, down to 1.
     #[arg(long)]
     shrink_ring: bool,
+    /// End with an error if storage does not answer for so long; 0 waits for ever. A file server can be restarted within the default.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    read_timeout: u64,
     /// Leave out up to N samples that cannot be read, and tell which, instead of ending with an error.
     #[arg(long, value_name = "N")]
     skip_bad: Option<u64>,
@@ -369,6 +372,7 @@ impl RankArgs {
 impl LimitArgs {
     fn apply(&self, mut builder: LoaderBuilder) -> LoaderBuilder {
         builder = builder.shrink_ring(self.shrink_ring).clear_slots(self.clear_slots);
+        builder = builder.read_timeout(Duration::from_secs(self.read_timeout));
         if let Some(limit) = self.skip_bad {
             builder = builder.bad_samples(BadSamples::Skip { limit });
         }
