@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::index::{Column, Dataset, Format, ShardFile};
 use super::{Dtype, npy};
-use crate::storage::{FileIdentity, Opener, expand};
+use crate::storage::{FileIdentity, Opener, expand, twice_if_stale};
 use crate::{Error, ErrorKind, Result};
 
 /// The shards of one column: a folder, file or pattern, or a list of files in an order of the caller's choice.
@@ -209,6 +209,7 @@ pub(crate) fn bytes_of(dtype: Dtype, shape: &[u64]) -> Option<u64> {
 /// Maps over files in parallel where there are many; the first error in the files' order is the one returned.
 fn for_each<T: Send>(paths: &[PathBuf], look: impl Fn(&Path) -> Result<T> + Sync) -> Result<Vec<T>> {
     const MANY: usize = 128;
+    let look = |path: &Path| twice_if_stale(|| look(path));
     if paths.len() < MANY {
         return paths.iter().map(|path| look(path)).collect();
     }

@@ -1,13 +1,12 @@
 //! From a path alone to a dataset: `dataset.json`, or a look at the files.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::builder::{Layout, column};
 use super::manifest::{self, Manifest, ManifestFormat};
 use super::{Dataset, Dtype, Format, npy};
-use crate::storage::{Opener, expand, matching};
+use crate::storage::{Opener, expand, matching, twice_if_stale};
 use crate::{Error, ErrorKind, Result};
 
 /// How to open a path as a dataset, where its files alone do not tell.
@@ -130,12 +129,16 @@ impl OpenOptions {
 
 fn from_manifest(opener: Opener, folder: &Path, path: &Path) -> Result<Dataset> {
     const LARGEST: u64 = 16 << 20;
-    let (file, metadata) = opener.open_regular(path, 0)?;
-    if metadata.len() > LARGEST {
-        return Err(Error::data(path, format!("it has {} bytes; a dataset.json is small", metadata.len())));
-    }
-    let mut text = vec![0; metadata.len() as usize];
-    file.read_exact_at(&mut text, 0).map_err(|e| Error::io(path, "cannot read it", e))?;
+    let text = twice_if_stale(|| {
+        let (file, metadata) = opener.open_regular(path, 0)?;
+        if metadata.len() > LARGEST {
+            let what = format!("it has {} bytes; a dataset.json is small", metadata.len());
+            return Err(Error::data(path, what));
+        }
+        let mut text = vec![0; metadata.len() as usize];
+        file.read_exact_at(&mut text, 0).map_err(|e| Error::io(path, "cannot read it", e))?;
+        Ok(text)
+    })?;
     let Manifest { columns } = manifest::parse(path, &text)?;
     let parts = columns.into_iter().map(|it| {
         let files = matching(&opener, folder, &it.files)?;
@@ -163,11 +166,7 @@ fn from_manifest(opener: Opener, folder: &Path, path: &Path) -> Result<Dataset> 
 fn detect(opener: &Opener, paths: &[PathBuf]) -> Result<Format> {
     let mut found: Option<(&Path, Format)> = None;
     for path in paths {
-        let (file, metadata) = opener.open_regular(path, 0)?;
-        if metadata.len() == 0 {
-            return Err(Error::data(path, "the shard is empty"));
-        }
-        let format = detect_one(path, &file, metadata.len())?;
+        let format = twice_if_stale(|| detect_one(opener, path))?;
         match found {
             Some((first, known)) if known != format => {
                 return Err(Error::data(
@@ -181,7 +180,12 @@ fn detect(opener: &Opener, paths: &[PathBuf]) -> Result<Format> {
     found.map(|(_, format)| format).ok_or_else(|| Error::argument("there are no files"))
 }
 
-fn detect_one(path: &Path, file: &File, len: u64) -> Result<Format> {
+fn detect_one(opener: &Opener, path: &Path) -> Result<Format> {
+    let (file, metadata) = opener.open_regular(path, 0)?;
+    let len = metadata.len();
+    if len == 0 {
+        return Err(Error::data(path, "the shard is empty"));
+    }
     let mut head = [0u8; 512];
     let head = &mut head[..len.min(512) as usize];
     file.read_exact_at(head, 0).map_err(|e| Error::io(path, "cannot read its first bytes", e))?;
@@ -191,7 +195,7 @@ fn detect_one(path: &Path, file: &File, len: u64) -> Result<Format> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     if extension == "npy" {
         // It says why it is not.
-        npy::read_header(path, file, len)?;
+        npy::read_header(path, &file, len)?;
     }
     let known = match () {
         () if head.starts_with(b"PK\x03\x04") => Some("a zip archive (as .npz is)"),

@@ -1,5 +1,6 @@
 //! Reads in flight: from a planned read to payload in its slot, with what can go wrong on the way.
 
+use std::os::fd::RawFd;
 use std::time::Instant;
 
 use super::bad::{Probe, Suspect};
@@ -26,6 +27,10 @@ pub(super) struct Flight {
     /// Attempts that brought nothing new.
     fruitless: u32,
     direct: bool,
+    /// The descriptor that is read from.
+    fd: RawFd,
+    /// The file was opened again for it, and no byte has come since.
+    reopened: bool,
     /// When it was started, if that is looked at.
     began: Option<Instant>,
     /// It only finds out whether it can be done.
@@ -48,6 +53,8 @@ impl Flight {
             base: 0,
             fruitless: 0,
             direct: false,
+            fd: -1,
+            reopened: false,
             began: None,
             probing: false,
         }
@@ -110,7 +117,7 @@ impl Pipeline {
             self.flights[token as usize] = Some(flight);
         }
         let (place, fd, mode) = self.files.acquire(read.file, &mut *self.reader)?;
-        (flight.held, flight.direct) = (true, mode.direct);
+        (flight.held, flight.direct, flight.fd) = (true, mode.direct, fd);
         self.flights[token as usize] = Some(flight);
         let (slots_on_host, at_once, first_chunk) =
             (self.copier.is_none(), self.copies_at_once(), self.landing_slots());
@@ -292,7 +299,7 @@ impl Pipeline {
             // Nothing new: the file ends here, whatever its size was.
             return Err(self.short(flight));
         }
-        flight.come = come;
+        (flight.come, flight.reopened) = (come, false);
         // A direct read can only go on from a boundary; what came beyond it is read again.
         let align = self.files.mode(read.file, &mut *self.reader)?.align;
         flight.base = come / align * align;
@@ -308,6 +315,12 @@ impl Pipeline {
             self.files.fall_back(file, &reason, &mut *self.reader)?;
             (flight.base, flight.come) = (0, 0);
             return Ok(false);
+        }
+        if errno == libc::ESTALE && !flight.reopened {
+            flight.reopened = true;
+            let reopened = self.files.reopen(file, flight.fd, &mut *self.reader);
+            // What has come so far is of the same file.
+            return reopened.map(|()| false).map_err(|error| self.placed(flight, error));
         }
         let again = matches!(errno, libc::EINTR | libc::EAGAIN);
         if again && flight.fruitless < MOST_FRUITLESS {

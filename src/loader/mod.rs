@@ -53,6 +53,12 @@ use timing::{Timing, Watch};
 /// slots for batches, and staging memory for reads that cannot land in a slot: all of it allocated when it is
 /// built. Dropping it, or an [`Epoch`] or [`Batch`] of it, is safe at any moment.
 ///
+/// Each epoch looks at a file by its name before it first reads it. If it is not the one that was indexed (it was replaced,
+/// removed or written to, by inode, size and time of the last write), that is an error of the kind
+/// [`Changed`](crate::ErrorKind::Changed) or [`NotFound`](crate::ErrorKind::NotFound). What changes while the epoch goes on is
+/// noticed by the next one: until then a replaced file is read as it was, and of one that is written to in place nobody can
+/// tell which of its bytes come.
+///
 /// ```no_run
 /// use gpufeed::{Dataset, Loader, Shuffle};
 ///

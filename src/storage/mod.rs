@@ -28,7 +28,7 @@ pub use gds_rules::GdsVerdict;
 pub(crate) use gds_rules::{certainly_not, in_words as gds_in_words};
 pub use identity::FileIdentity;
 pub(crate) use listing::{expand, matching};
-pub(crate) use opener::Opener;
+pub(crate) use opener::{Opener, twice_if_stale};
 pub use priority::IoPriority;
 pub(crate) use priority::{apply as apply_priority, honours_priority, scheduler_of};
 pub(crate) use pulse::{Call, Pulse, Unanswered};

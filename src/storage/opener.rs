@@ -145,10 +145,27 @@ impl Opener {
     }
 
     fn open(&self, path: &Path, flags: c_int) -> io::Result<File> {
-        match &self.0 {
+        let open = || match &self.0 {
             None => fs::OpenOptions::new().read(true).custom_flags(flags).open(path),
             Some(root) => root.open_below(path, flags),
+        };
+        match open() {
+            // What the name led to has just been replaced on the server.
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => open(),
+            opened => opened,
         }
+    }
+}
+
+/// Looks at a file that it opens, and once more if a server says that it knows the open file no more.
+pub(crate) fn twice_if_stale<T>(look: impl Fn() -> Result<T>) -> Result<T> {
+    let stale = |error: &Error| {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        source.is_some_and(|source| source.raw_os_error() == Some(libc::ESTALE))
+    };
+    match look() {
+        Err(error) if stale(&error) => look(),
+        looked => looked,
     }
 }
 

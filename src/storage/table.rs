@@ -86,6 +86,8 @@ pub(crate) struct FileTable {
     place: Vec<u32>,
     /// For each file how it is read, once that has been found out in this epoch.
     modes: Vec<Option<FileMode>>,
+    /// For each file whether it was opened, or looked at again, in this epoch.
+    looked: Vec<bool>,
     /// What one real direct read showed, per device.
     proofs: HashMap<u64, DirectIo>,
     /// Descriptors that were replaced while reads still used them, and their places.
@@ -108,6 +110,7 @@ impl FileTable {
             hand: 0,
             place: vec![CLOSED; files],
             modes: vec![None; files],
+            looked: vec![false; files],
             proofs: HashMap::new(),
             retired: Vec::new(),
             passed_over: Vec::new(),
@@ -131,9 +134,13 @@ impl FileTable {
     }
 
     /// Forgets how files are read, since what is in the page cache changes between epochs. No read may be in flight.
+    ///
+    /// No epoch delivers a file that was replaced, removed or written to before it began: each is opened anew when it is first
+    /// used, or, where its descriptor is kept, looked at again by its name.
     pub(crate) fn start_epoch(&mut self, observer: &mut dyn FileObserver) {
         self.pulse.begin(Call::Close);
         self.retired.clear();
+        self.looked.fill(false);
         if self.policy == OpenPolicy::DirectUnlessCached {
             while let Some(entry) = self.entries.pop() {
                 observer.closing(self.entries.len() as u32);
@@ -207,6 +214,25 @@ impl FileTable {
         Ok(self.entries[place as usize].handle.as_raw_fd())
     }
 
+    /// Opens `file` again, since a server does not know what the descriptor `stale` means any more. It has to be the file that was
+    /// indexed. Its users stay valid.
+    pub(crate) fn reopen(&mut self, file: u32, stale: RawFd, observer: &mut dyn FileObserver) -> Result<()> {
+        let place = self.place_of(file, observer)?;
+        // As long as it has users its number is no other's, so another read has had it opened again.
+        if self.entries[place as usize].handle.as_raw_fd() != stale {
+            return Ok(());
+        }
+        self.pulse.begin(Call::Open(file));
+        let opened = self.open(file);
+        self.pulse.end();
+        let handle = opened?;
+        observer.closing(place);
+        observer.opened(place, handle.as_raw_fd());
+        let old = std::mem::replace(&mut self.entries[place as usize].handle, handle);
+        self.retired.push((place, old));
+        Ok(())
+    }
+
     fn facts(&self, file: u32) -> (&std::path::Path, &FileIdentity) {
         let file = &self.dataset.files()[file as usize];
         (&file.path, &file.identity)
@@ -215,6 +241,9 @@ impl FileTable {
     fn place_of(&mut self, file: u32, observer: &mut dyn FileObserver) -> Result<u32> {
         let place = self.place[file as usize];
         if place != CLOSED {
+            if !self.looked[file as usize] {
+                self.look_again(file)?;
+            }
             self.entries[place as usize].recent = true;
             return Ok(place);
         }
@@ -242,8 +271,21 @@ impl FileTable {
             }
         };
         self.place[file as usize] = place;
+        self.looked[file as usize] = true;
         observer.opened(place, fd);
         Ok(place)
+    }
+
+    /// Finds out whether the name of a file that is kept open still means it, and nobody wrote to it. An open asks a file server
+    /// for that, where a look at the status may be answered from what the client remembers.
+    fn look_again(&mut self, file: u32) -> Result<()> {
+        let (path, identity) = self.facts(file);
+        self.pulse.begin(Call::Open(file));
+        let opened = self.dataset.opener.open_regular(path, 0);
+        self.pulse.end();
+        check_identity(path, identity, &FileIdentity::of(&opened?.1))?;
+        self.looked[file as usize] = true;
+        Ok(())
     }
 
     /// `None`: there is room for one more. `Some(place)`: this one may be replaced.
