@@ -1,12 +1,13 @@
 //! Building a dataset column by column.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rayon::prelude::*;
 
 use super::index::{Column, Dataset, Format, ShardFile};
 use super::{Dtype, npy};
-use crate::storage::{FileIdentity, Opener, expand, twice_if_stale};
+use crate::storage::{FileIdentity, Opener, Visits, expand, twice_if_stale, within};
 use crate::{Error, ErrorKind, Result};
 
 /// The shards of one column: a folder, file or pattern, or a list of files in an order of the caller's choice.
@@ -88,6 +89,7 @@ pub(crate) enum Layout {
 pub struct DatasetBuilder {
     parts: Vec<Part>,
     root: Option<PathBuf>,
+    timeout: Option<Duration>,
 }
 
 impl DatasetBuilder {
@@ -119,13 +121,24 @@ impl DatasetBuilder {
         self
     }
 
+    /// How long a look at one folder or file may take, as [`OpenOptions::timeout`](super::OpenOptions::timeout) says.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// Looks at every file (headers only) and puts the columns together.
     ///
     /// # Errors
     /// A file is missing, not regular, empty, malformed, or does not fit the others; columns differ in length or
     /// share a name; there is no sample; or one leads out of the root. The error names the file.
     pub fn build(self) -> Result<Dataset> {
-        let opener = Opener::below(self.root.as_deref())?;
+        within(self.timeout, move |visits| self.build_now(visits))
+    }
+
+    fn build_now(self, visits: Visits) -> Result<Dataset> {
+        let opener = Opener::below(self.root.as_deref(), visits)?;
         let parts = self
             .parts
             .into_iter()
@@ -161,11 +174,11 @@ pub(crate) fn column(
                     "column {name:?}: a record of shape {shape:?} and dtype {dtype} has no size that can be read"
                 ))
             })?;
-            let shards = for_each(&paths, |path| records_shard(opener, path, record))?;
+            let shards = for_each(opener, &paths, |path| records_shard(opener, path, record))?;
             Ok((make(Format::Records, dtype, shape, record), shards))
         }
         Layout::Npy { dtype: wanted, shape: wanted_shape } => {
-            let found = for_each(&paths, |path| npy_shard(opener, path))?;
+            let found = for_each(opener, &paths, |path| npy_shard(opener, path))?;
             let (dtype, shape) = (found[0].dtype, found[0].shape.clone());
             for (path, file) in paths.iter().zip(&found) {
                 if (file.dtype, &file.shape) != (dtype, &shape) {
@@ -207,13 +220,25 @@ pub(crate) fn bytes_of(dtype: Dtype, shape: &[u64]) -> Option<u64> {
 }
 
 /// Maps over files in parallel where there are many; the first error in the files' order is the one returned.
-fn for_each<T: Send>(paths: &[PathBuf], look: impl Fn(&Path) -> Result<T> + Sync) -> Result<Vec<T>> {
+fn for_each<T: Send>(
+    opener: &Opener,
+    paths: &[PathBuf],
+    look: impl Fn(&Path) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     const MANY: usize = 128;
     let look = |path: &Path| twice_if_stale(|| look(path));
     if paths.len() < MANY {
         return paths.iter().map(|path| look(path)).collect();
     }
-    let all: Vec<Result<T>> = paths.par_iter().map(|path| look(path)).collect();
+    let all = || paths.par_iter().map(|path| look(path)).collect::<Vec<Result<T>>>();
+    let all = if opener.is_watched() {
+        // Threads that hang are left behind, and must not be those that the rest of the process shares.
+        let own = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("gpufeed-open-{i}")).build();
+        let failed = |e| Error::new(ErrorKind::Io, "cannot start threads that open the dataset").caused_by(e);
+        own.map_err(failed)?.install(all)
+    } else {
+        all()
+    };
     all.into_iter().collect()
 }
 
@@ -254,6 +279,7 @@ struct NpyShard {
 }
 
 fn npy_shard(opener: &Opener, path: &Path) -> Result<NpyShard> {
+    let _visit = opener.visit(path);
     let (file, metadata) = opener.open_regular(path, 0)?;
     let header = npy::read_header(path, &file, metadata.len())?;
     let Some((&samples, shape)) = header.shape.split_first() else {

@@ -281,7 +281,7 @@ impl Dataset {
             return Err(Error::argument("the dataset's size in bytes does not fit into 64 bits"));
         }
         let fingerprint = fingerprint(&columns, &files);
-        Ok(Dataset { columns, files, samples, fingerprint, opener })
+        Ok(Dataset { columns, files, samples, fingerprint, opener: opener.unwatched() })
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::builder::{Layout, column};
 use super::manifest::{self, Manifest, ManifestFormat};
 use super::{Dataset, Dtype, Format, npy};
-use crate::storage::{Opener, expand, matching, twice_if_stale};
+use crate::storage::{Opener, Visits, expand, matching, twice_if_stale, within};
 use crate::{Error, ErrorKind, Result};
 
 /// How to open a path as a dataset, where its files alone do not tell.
@@ -21,6 +22,7 @@ pub struct OpenOptions {
     format: Option<Format>,
     record_bytes: Option<u64>,
     root: Option<PathBuf>,
+    timeout: Option<Duration>,
 }
 
 impl OpenOptions {
@@ -62,13 +64,28 @@ impl OpenOptions {
         self
     }
 
+    /// How long a look at one folder or file may take (its name, its status, its first bytes) before opening the dataset ends with
+    /// an error of the kind [`TimedOut`](ErrorKind::TimedOut) that names it. Default, and zero: as long as the kernel waits, which
+    /// for a file server that is down may be for ever.
+    ///
+    /// The files are then opened by a thread of its own, which is left behind with what it has if it hangs.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// Opens a folder, a file, or a pattern of the shell. A folder with a `dataset.json` is what that says.
     ///
     /// # Errors
     /// As [`Dataset::open`]; also when the options contradict each other or the folder's `dataset.json`.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Dataset> {
-        let path = path.as_ref();
-        let opener = Opener::below(self.root.as_deref())?;
+        let (options, path) = (self.clone(), path.as_ref().to_path_buf());
+        within(self.timeout, move |visits| options.open_now(&path, visits))
+    }
+
+    fn open_now(&self, path: &Path, visits: Visits) -> Result<Dataset> {
+        let opener = Opener::below(self.root.as_deref(), visits)?;
         let manifest_path = path.join(manifest::FILE_NAME);
         let has_manifest =
             opener.metadata(path).is_ok_and(|it| it.is_dir()) && opener.is_there(&manifest_path)?;
@@ -130,6 +147,7 @@ impl OpenOptions {
 fn from_manifest(opener: Opener, folder: &Path, path: &Path) -> Result<Dataset> {
     const LARGEST: u64 = 16 << 20;
     let text = twice_if_stale(|| {
+        let _visit = opener.visit(path);
         let (file, metadata) = opener.open_regular(path, 0)?;
         if metadata.len() > LARGEST {
             let what = format!("it has {} bytes; a dataset.json is small", metadata.len());
@@ -181,6 +199,7 @@ fn detect(opener: &Opener, paths: &[PathBuf]) -> Result<Format> {
 }
 
 fn detect_one(opener: &Opener, path: &Path) -> Result<Format> {
+    let _visit = opener.visit(path);
     let (file, metadata) = opener.open_regular(path, 0)?;
     let len = metadata.len();
     if len == 0 {

@@ -139,6 +139,7 @@ fn unescaped(part: &OsStr) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::Visits;
     use std::fs::{File, create_dir, create_dir_all};
     use std::os::unix::fs::symlink;
 
@@ -241,7 +242,7 @@ mod tests {
             let found = matching(&opener(), &inside, pattern).unwrap();
             let found: Vec<_> = found.iter().map(|path| path.strip_prefix(&inside).unwrap()).collect();
             assert_eq!(found, expected.iter().map(Path::new).collect::<Vec<_>>(), "{pattern}");
-            let root = Opener::below(Some(dir.path())).unwrap();
+            let root = Opener::below(Some(dir.path()), Visits::default()).unwrap();
             assert_eq!(matching(&root, &inside, pattern).unwrap().len(), expected.len(), "{pattern}");
         }
     }
@@ -264,7 +265,7 @@ mod tests {
     fn a_pattern_with_no_folder_is_about_the_current_one() {
         let found = expand(&opener(), Path::new("Cargo.tom?"), "").unwrap();
         assert_eq!(found, [Path::new("Cargo.toml")]);
-        let root = Opener::below(Some(Path::new("."))).unwrap();
+        let root = Opener::below(Some(Path::new(".")), Visits::default()).unwrap();
         assert_eq!(expand(&root, Path::new("./src/lib.r?"), "").unwrap(), [Path::new("./src/lib.rs")]);
     }
 }

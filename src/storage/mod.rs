@@ -17,6 +17,7 @@ mod root;
 mod shape;
 mod table;
 mod whole;
+mod within;
 
 pub(crate) use blame::{blamed, not_mounted};
 pub use block::{BlockDevice, BlockKind};
@@ -37,3 +38,4 @@ pub(crate) use residency::{evict_by, residency_by};
 pub(crate) use shape::IoShape;
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};
 pub(crate) use whole::write_whole;
+pub(crate) use within::{Visits, within};

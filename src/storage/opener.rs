@@ -10,13 +10,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::root::Root;
+use super::within::{Visit, Visits};
 use crate::{Error, ErrorKind, Result};
 
 /// Opens, looks up and lists, wherever a path leads (the default), or nowhere else than below a root.
 ///
 /// Everything that touches the files of a dataset by their names goes through the dataset's opener.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Opener(Option<Arc<Root>>);
+pub(crate) struct Opener {
+    root: Option<Arc<Root>>,
+    /// What it looks at is told here.
+    visits: Visits,
+}
 
 /// Why a file could not be opened; `Open` keeps the error code, on which the choice of direct I/O depends.
 #[derive(Debug)]
@@ -31,18 +36,39 @@ impl Opener {
     ///
     /// # Errors
     /// The root cannot be opened, is not a folder, or the kernel cannot open files below it.
-    pub(crate) fn below(root: Option<&Path>) -> Result<Opener> {
-        Ok(Opener(root.map(Root::open).transpose()?.map(Arc::new)))
+    pub(crate) fn below(root: Option<&Path>, visits: Visits) -> Result<Opener> {
+        let open = |root| {
+            let _visit = visits.begin(root);
+            Root::open(root)
+        };
+        let root = root.map(open).transpose()?.map(Arc::new);
+        Ok(Opener { root, visits })
+    }
+
+    /// The same, for when nobody loses patience any more.
+    pub(crate) fn unwatched(self) -> Opener {
+        Opener { visits: Visits::default(), ..self }
+    }
+
+    /// Says that `path` is looked at, if somebody may lose patience, until what is returned is dropped. What the opener does
+    /// itself it says itself.
+    pub(crate) fn visit(&self, path: &Path) -> Visit<'_> {
+        self.visits.begin(path)
+    }
+
+    /// Whether somebody may lose patience.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.visits.are_watched()
     }
 
     /// Whether there are files that it does not open.
     pub(crate) fn has_root(&self) -> bool {
-        self.0.is_some()
+        self.root.is_some()
     }
 
     /// Whether the other opens the same files.
     pub(crate) fn is(&self, other: &Opener) -> bool {
-        match (&self.0, &other.0) {
+        match (&self.root, &other.root) {
             (None, None) => true,
             (Some(this), Some(that)) => this.is(that),
             _ => false,
@@ -60,6 +86,7 @@ impl Opener {
         path: &Path,
         flags: c_int,
     ) -> std::result::Result<(File, Metadata), OpenError> {
+        let _visit = self.visit(path);
         let flags = flags | libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = self.open(path, flags).map_err(OpenError::Open)?;
         let metadata = file.metadata().map_err(OpenError::Stat)?;
@@ -101,7 +128,8 @@ impl Opener {
 
     /// The status of what `path` leads to. [`Opener::error`] has words for the error.
     pub(crate) fn metadata(&self, path: &Path) -> io::Result<Metadata> {
-        match &self.0 {
+        let _visit = self.visit(path);
+        match &self.root {
             None => fs::metadata(path),
             Some(root) => root.open_below(path, libc::O_PATH)?.metadata(),
         }
@@ -109,7 +137,8 @@ impl Opener {
 
     /// The status of `path` itself, where it is a link. [`Opener::error`] has words for the error.
     pub(crate) fn link_metadata(&self, path: &Path) -> io::Result<Metadata> {
-        match &self.0 {
+        let _visit = self.visit(path);
+        match &self.root {
             None => fs::symlink_metadata(path),
             Some(root) => root.open_below(path, libc::O_PATH | libc::O_NOFOLLOW)?.metadata(),
         }
@@ -133,19 +162,20 @@ impl Opener {
 
     /// The names in a folder, in no order. [`Opener::error`] has words for the error.
     pub(crate) fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
+        let _visit = self.visit(folder);
         names_in(self.open(folder, libc::O_DIRECTORY)?)
     }
 
     /// What an error of one of the above for `path` is in words.
     pub(crate) fn error(&self, path: &Path, what: &str, error: io::Error) -> Error {
-        match &self.0 {
+        match &self.root {
             None => Error::io(path, what, error),
             Some(root) => root.error(path, what, error),
         }
     }
 
     fn open(&self, path: &Path, flags: c_int) -> io::Result<File> {
-        let open = || match &self.0 {
+        let open = || match &self.root {
             None => fs::OpenOptions::new().read(true).custom_flags(flags).open(path),
             Some(root) => root.open_below(path, flags),
         };
@@ -212,7 +242,7 @@ mod tests {
 
     /// Unrestricted, and below the root of the file system.
     fn openers() -> [Opener; 2] {
-        [Opener::default(), Opener::below(Some(Path::new("/"))).unwrap()]
+        [Opener::default(), Opener::below(Some(Path::new("/")), Visits::default()).unwrap()]
     }
 
     #[test]
@@ -274,11 +304,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, b"1").unwrap();
-        let error = Opener::below(Some(&file)).unwrap_err();
+        let error = Opener::below(Some(&file), Visits::default()).unwrap_err();
         assert_eq!((error.kind(), error.path()), (ErrorKind::InvalidArgument, Some(&*file)));
         assert!(error.to_string().contains("not a folder"), "{error}");
         let nothing = dir.path().join("nothing");
-        let error = Opener::below(Some(&nothing)).unwrap_err();
+        let error = Opener::below(Some(&nothing), Visits::default()).unwrap_err();
         assert_eq!((error.kind(), error.path()), (ErrorKind::NotFound, Some(&*nothing)));
     }
 }

@@ -1,5 +1,7 @@
 //! `gpufeed inspect`: what a dataset is.
 
+use std::time::Duration;
+
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -17,7 +19,7 @@ pub(crate) struct Inspect {
 
 impl Inspect {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let dataset = self.dataset.open()?;
+        let dataset = self.dataset.open(Duration::ZERO)?;
         let alignment = dataset.alignment()?;
         let cached = dataset.residency().ok();
         let single = match dataset.columns() {

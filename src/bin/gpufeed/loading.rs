@@ -245,7 +245,8 @@ impl LoaderArgs {
                 DeviceArg::Local => rank.device(),
             })
             .collect::<gpufeed::Result<_>>()?;
-        let dataset = data.open()?;
+        let timeout = self.limits.read_timeout();
+        let dataset = data.open(timeout)?;
         let sample_bytes = dataset.sample_bytes();
         let shuffle = self.order.shuffle(sample_bytes)?;
         let source = match self.order.mix.as_slice() {
@@ -253,7 +254,7 @@ impl LoaderArgs {
             others => {
                 let mut parts = vec![(dataset, self.order.weight)];
                 for (path, weight) in others {
-                    parts.push((data.open_at(path)?, *weight));
+                    parts.push((data.open_at(path, timeout)?, *weight));
                 }
                 let mixture = Mixture::new(parts)?;
                 match self.order.epoch_samples {
@@ -370,9 +371,13 @@ impl RankArgs {
 }
 
 impl LimitArgs {
+    fn read_timeout(&self) -> Duration {
+        Duration::from_secs(self.read_timeout)
+    }
+
     fn apply(&self, mut builder: LoaderBuilder) -> LoaderBuilder {
         builder = builder.shrink_ring(self.shrink_ring).clear_slots(self.clear_slots);
-        builder = builder.read_timeout(Duration::from_secs(self.read_timeout));
+        builder = builder.read_timeout(self.read_timeout());
         if let Some(limit) = self.skip_bad {
             builder = builder.bad_samples(BadSamples::Skip { limit });
         }

@@ -1,6 +1,7 @@
 //! Flags that several verbs share.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gpufeed::{Dataset, Format, OpenOptions};
@@ -30,13 +31,13 @@ enum FormatArg {
 }
 
 impl DatasetArgs {
-    pub(crate) fn open(&self) -> gpufeed::Result<Dataset> {
-        self.open_at(&self.path)
+    pub(crate) fn open(&self, timeout: Duration) -> gpufeed::Result<Dataset> {
+        self.open_at(&self.path, timeout)
     }
 
     /// Another dataset of the same format.
-    pub(crate) fn open_at(&self, path: &Path) -> gpufeed::Result<Dataset> {
-        let mut options = OpenOptions::new();
+    pub(crate) fn open_at(&self, path: &Path, timeout: Duration) -> gpufeed::Result<Dataset> {
+        let mut options = OpenOptions::new().timeout(timeout);
         options = match self.format {
             FormatArg::Auto => options,
             FormatArg::Records => options.format(Format::Records),
