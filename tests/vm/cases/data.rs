@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::guest::{PROGRAMS, forget_caches};
+use crate::guest::{PROGRAMS, forget_caches, sh};
 use crate::launcher::without_launcher;
 
 /// The bytes of a record: no multiple of anything that storage likes.
-const RECORD: usize = 1500;
+pub(crate) const RECORD: usize = 1500;
 /// The records of each shard.
 const SHARDS: [usize; 4] = [700, 1, 333, 400];
 
@@ -39,6 +41,11 @@ impl Data {
         Data { folder, shards, bytes }
     }
 
+    /// Data that is not there.
+    pub(crate) fn absent(folder: &str) -> Data {
+        Data { folder: folder.into(), shards: Vec::new(), bytes: Vec::new() }
+    }
+
     /// The same data, seen at another path.
     pub(crate) fn at(&self, folder: impl Into<PathBuf>) -> Data {
         let folder = folder.into();
@@ -62,7 +69,7 @@ impl Data {
     /// `gpufeed load` of all of it, with these arguments too.
     pub(crate) fn load(&self, args: &[&str]) -> Command {
         let mut command = gpufeed();
-        command.arg("load").arg(self.folder.join("*.bin")).args(["--record-bytes", &RECORD.to_string()]);
+        command.arg("load").arg(self.pattern()).args(["--record-bytes", &RECORD.to_string()]);
         command
             .args(["--json", "--digest", "--last-batch", "short"])
             // Memory is slow to come by here.
@@ -74,40 +81,69 @@ impl Data {
     /// Runs that, cold, and holds it to the bytes of the shards as a plain read gives them.
     #[track_caller]
     pub(crate) fn loads(&self, args: &[&str]) -> Value {
-        self.delivers(self.load(args))
+        self.loads_in(&[], args)
     }
 
-    /// The same with this library as cuFile.
+    /// The same with these settings in its environment.
     #[track_caller]
-    pub(crate) fn loads_by(&self, cufile: &Path, args: &[&str]) -> Value {
-        let mut command = self.load(args);
-        // 1.14 frees its first device memory twice, which the emulated driver reports.
-        command.env("GPUFEED_LIBCUFILE", cufile).env("CUDA_EMULATOR_OVERLOOK", "double-free@libcufile.so.0");
-        self.delivers(command)
+    pub(crate) fn loads_in(&self, settings: &[(&str, &str)], args: &[&str]) -> Value {
+        let (json, mut order) = self.delivers(settings, args);
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..self.samples()), "{args:?}: not each sample once");
+        json
     }
 
+    /// The same, of the samples that come: also in which order they do.
     #[track_caller]
-    fn delivers(&self, mut command: Command) -> Value {
+    pub(crate) fn delivers(&self, settings: &[(&str, &str)], args: &[&str]) -> (Value, Vec<usize>) {
         forget_caches();
-        let order = Path::new("/tmp/order");
-        command.arg("--order-out").arg(order);
+        let path = Path::new("/tmp/order");
+        let mut command = self.load(args);
+        command.envs(settings.iter().copied()).arg("--order-out").arg(path);
         let what = format!("{command:?}");
         let ended = run(command);
         assert_eq!(ended.status, Some(0), "{what}: {}", ended.errors);
-        let json: Value = serde_json::from_str(&ended.printed).unwrap_or_else(|e| panic!("{what}: {e}"));
         let order: Vec<usize> =
-            fs::read_to_string(order).unwrap().lines().map(|line| line.parse().unwrap()).collect();
-        let (mut sorted, all) = (order.clone(), (0..self.samples()).collect::<Vec<_>>());
-        sorted.sort_unstable();
-        assert!(sorted == all, "{what}: not each sample once: {} of {}", order.len(), all.len());
+            fs::read_to_string(path).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+        let json = ended.json();
         assert_eq!(json["digest"].as_str(), Some(&*self.digest_of(&order)), "{what}");
-        json
+        (json, order)
+    }
+
+    /// Starts a run, and goes on meanwhile.
+    #[track_caller]
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let order = PathBuf::from(format!("/tmp/order-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
+        let mut command = self.load(args);
+        command.arg("--order-out").arg(&order).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running { child: Some(command.spawn().unwrap()), order }
+    }
+
+    /// Whether a run that was started delivered every sample, and the right bytes.
+    #[track_caller]
+    pub(crate) fn is_delivered(&self, ended: &Ended) {
+        let json = ended.json();
+        assert_eq!(json["digest"].as_str(), Some(&*self.digest_of(&ended.order)), "{json}");
+        let mut order = ended.order.clone();
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..self.samples()), "not each sample once");
+    }
+
+    /// The pattern of all shards.
+    pub(crate) fn pattern(&self) -> PathBuf {
+        self.folder.join("*.bin")
+    }
+
+    /// The bytes of a record.
+    pub(crate) fn record(&self, i: usize) -> &[u8] {
+        &self.bytes[i * RECORD..][..RECORD]
     }
 
     /// The digest of records in an order.
     fn digest_of(&self, order: &[usize]) -> String {
         let mut digest = Sha256::new();
-        order.iter().for_each(|&i| digest.update(&self.bytes[i * RECORD..][..RECORD]));
+        order.iter().for_each(|&i| digest.update(self.record(i)));
         digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -142,31 +178,74 @@ pub(crate) fn gpufeed() -> Command {
     command
 }
 
-/// Each version of NVIDIA's cuFile that is there.
-pub(crate) fn cufiles() -> Vec<PathBuf> {
-    let mut found: Vec<_> = (0..)
-        .map(|i| PathBuf::from(format!("{PROGRAMS}/cufile-{i}/libcufile.so.0")))
-        .take_while(|it| it.exists())
-        .collect();
-    assert!(!found.is_empty(), "no cuFile in {PROGRAMS}");
-    found.sort();
-    found
-}
-
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: Option<i32>,
     pub(crate) printed: String,
     pub(crate) errors: String,
+    /// The samples that it delivered, for a run that was started with [`Data::start`].
+    order: Vec<usize>,
+}
+
+impl Ended {
+    fn new(output: Output) -> Ended {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (printed, errors) = (text(&output.stdout), text(&output.stderr));
+        Ended { status: output.status.code(), printed, errors, order: Vec::new() }
+    }
+
+    /// What it printed, as it does with `--json`.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.printed).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
 }
 
 /// Runs a command to its end.
 #[track_caller]
 pub(crate) fn run(mut command: Command) -> Ended {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    Ended { status: output.status.code(), printed: text(&output.stdout), errors: text(&output.stderr) }
+    Ended::new(command.output().unwrap())
+}
+
+/// A run that is at work. It is killed if nobody waits for its end, as when a case fails.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Option<Child>,
+    order: PathBuf,
+}
+
+impl Running {
+    /// Sends what Ctrl-C sends.
+    #[track_caller]
+    pub(crate) fn interrupt(&self) {
+        sh(&format!("kill -INT {}", self.child.as_ref().expect("it has not ended").id()));
+    }
+
+    /// Waits for its end, which must come soon enough.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Ended {
+        const MOST: Duration = Duration::from_secs(150);
+        let (child, start) = (self.child.as_mut().expect("it has not ended"), Instant::now());
+        while child.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < MOST, "the run does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = self.child.take().map(Child::wait_with_output).expect("it has just ended").unwrap();
+        let order = fs::read_to_string(&self.order).unwrap_or_default();
+        // The last line may have been cut off.
+        let order = order.lines().filter_map(|line| line.parse().ok()).collect();
+        Ended { order, ..Ended::new(output) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// What a run with `--json` says of itself: bytes by way, those with some.
@@ -202,17 +281,4 @@ pub(crate) fn every_way(data: &Data, direct: bool) -> Value {
         }
     }
     last
-}
-
-/// NVIDIA's own cuFile, each version, on an emulated GPU, with the real udev and the real list of modules: in its
-/// compatibility mode it delivers the right bytes, since there is no nvidia-fs here.
-#[track_caller]
-pub(crate) fn by_cufile(data: &Data) {
-    for cufile in cufiles() {
-        for shuffle in ["none", "full"] {
-            let json =
-                data.loads_by(&cufile, &["--backend", "gds", "--device", "cuda:0", "--shuffle", shuffle]);
-            assert_eq!(ways(&json), [("cufile_compat", data.size())], "{}: {json}", cufile.display());
-        }
-    }
 }

@@ -85,9 +85,18 @@ impl Mounted {
     /// Makes a file system on a device, as `make` does it, and mounts it with these options.
     #[track_caller]
     pub(crate) fn fresh(make: &str, device: &Path, options: &str) -> Mounted {
+        Mounted::fresh_at("case", make, device, options)
+    }
+
+    /// The same at a folder of this name.
+    #[track_caller]
+    pub(crate) fn fresh_at(name: &str, make: &str, device: &Path, options: &str) -> Mounted {
         let device = device.display();
-        sh(&format!("wipefs -qa {device}; {make} {device}; udevadm settle"));
-        Mounted::at("case", &format!("-o {options} {device}"))
+        // udev may not have noticed by itself yet, and cuFile asks what it knows.
+        sh(&format!(
+            "wipefs -qa {device}; {make} {device}; udevadm trigger --settle $(readlink -f {device})"
+        ));
+        Mounted::at(name, &format!("-o {options} {device}"))
     }
 
     pub(crate) fn point(&self) -> &Path {

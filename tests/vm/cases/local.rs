@@ -1,11 +1,12 @@
 //! File systems on NVMe drives, alone and put together.
 
-use crate::data::{Data, by_cufile, every_way};
+use crate::cufile;
+use crate::data::{Data, every_way};
 use crate::guest::{Mounted, Undo, drive, sh};
 
 /// A file system on one drive.
 #[track_caller]
-fn on_drive(name: &str, sector: u32, make: &str, options: &str) {
+fn on_drive(name: &str, sector: u32, make: &str, options: &str, by_cufile: fn(&Data)) {
     let device = drive(name);
     let sectors = sh(&format!("blockdev --getss {}", device.display()));
     assert_eq!(sectors, sector.to_string());
@@ -17,27 +18,27 @@ fn on_drive(name: &str, sector: u32, make: &str, options: &str) {
 
 #[test]
 fn ext4_with_sectors_of_512_bytes() {
-    on_drive("n0", 512, "mkfs.ext4 -q -F", "data=ordered");
+    on_drive("n0", 512, "mkfs.ext4 -q -F", "data=ordered", cufile::takes);
 }
 
 #[test]
 fn ext4_with_sectors_of_4096_bytes() {
-    on_drive("n2", 4096, "mkfs.ext4 -q -F", "data=ordered");
+    on_drive("n2", 4096, "mkfs.ext4 -q -F", "data=ordered", cufile::takes);
 }
 
 #[test]
 fn xfs_with_sectors_of_512_bytes() {
-    on_drive("n0", 512, "mkfs.xfs -q -f", "defaults");
+    on_drive("n0", 512, "mkfs.xfs -q -f", "defaults", cufile::takes);
 }
 
 #[test]
 fn xfs_with_sectors_of_4096_bytes() {
-    on_drive("n2", 4096, "mkfs.xfs -q -f", "defaults");
+    on_drive("n2", 4096, "mkfs.xfs -q -f", "defaults", cufile::takes);
 }
 
 #[test]
 fn btrfs() {
-    on_drive("n0", 512, "mkfs.btrfs -q -f", "defaults");
+    on_drive("n0", 512, "mkfs.btrfs -q -f", "defaults", cufile::refuses);
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn overlay_over_ext4() {
     let overlay = Mounted::at("overlay", &options);
     let data = below_data.at(overlay.join("data"));
     every_way(&data, true);
-    by_cufile(&data);
+    cufile::refuses(&data);
 }
 
 #[test]
@@ -66,7 +67,7 @@ fn ext4_on_a_logical_volume() {
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", "/dev/cases/volume".as_ref(), "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
     every_way(&data, true);
-    by_cufile(&data);
+    cufile::takes(&data);
 }
 
 #[test]
@@ -83,5 +84,5 @@ fn xfs_on_a_raid_of_two_drives() {
     let mounted = Mounted::fresh("mkfs.xfs -q -f", "/dev/md0".as_ref(), "defaults");
     let data = Data::in_folder(mounted.join("data"));
     every_way(&data, true);
-    by_cufile(&data);
+    cufile::takes(&data);
 }

@@ -4,6 +4,12 @@
 #[path = "../../common/launcher.rs"]
 mod launcher;
 
+mod cufile;
 mod data;
+mod faults;
 mod guest;
 mod local;
+mod nfs;
+mod refused;
+mod server;
+mod stops;
