@@ -53,9 +53,10 @@ impl Mapped {
     /// The first sector on the device of a block of a file.
     #[track_caller]
     fn sector_of(&self, file: &Path, offset: u64) -> u64 {
-        let block = offset / 4096;
+        // In units of 1024 bytes, which no file system has smaller ones than.
+        let block = offset / 1024;
         // Logical block, physical block and length of each extent.
-        for line in sh(&format!("filefrag -b4096 -v {}", file.display())).lines() {
+        for line in sh(&format!("filefrag -s -b1024 -v {}", file.display())).lines() {
             let numbers: Vec<u64> = line
                 .split(|c: char| !c.is_ascii_digit())
                 .filter(|text| !text.is_empty())
@@ -63,7 +64,7 @@ impl Mapped {
                 .collect();
             if let (true, [_, first, last, place, ..]) = (line.contains(".."), &numbers[..]) {
                 if (*first..=*last).contains(&block) {
-                    return (place + block - first) * 8;
+                    return (place + block - first) * 2;
                 }
             }
         }
@@ -117,6 +118,8 @@ fn of_each(json: &Value, what: &str) -> Vec<usize> {
 fn a_disk_that_fails_now_and_then() {
     let mapped = Mapped::new();
     let data = Data::in_folder(mapped.mounted.join("data"));
+    // So that it is not the journal that notices.
+    sh("mount -o remount,ro /mnt/case");
     // Up for two seconds, down for one.
     mapped.becomes_all("flakey", "2 1");
     let mut failed = 0;
@@ -128,7 +131,7 @@ fn a_disk_that_fails_now_and_then() {
             Some(0) => data.is_delivered(&ended),
             _ => {
                 failed += 1;
-                assert!(ended.errors.contains("/mnt/case/data/shard-"), "{backend}: {}", ended.errors);
+                assert!(ended.errors.contains("/mnt/case/data"), "{backend}: {}", ended.errors);
                 assert!(ended.errors.contains(EIO), "{backend}: {}", ended.errors);
             }
         }
@@ -154,7 +157,7 @@ fn a_disk_that_is_slow() {
             "3",
             "--queue-depth",
             "1",
-            "--io-size",
+            "--io-bytes",
             "128KiB",
         ]);
     }
@@ -168,7 +171,7 @@ fn a_drive_that_is_pulled_out() {
     let data = Data::in_folder(goes.join("data"));
     forget_caches();
     let slow = |backend| {
-        data.start(&["--device", "host", "--backend", backend, "--limit-rate", "400KiB", "--shuffle", "full"])
+        data.start(&["--device", "host", "--backend", backend, "--limit-rate", "150KiB", "--shuffle", "full"])
     };
     let runs = [slow("uring"), slow("pread"), slow("page-cache")];
     std::thread::sleep(Duration::from_secs(2));
