@@ -56,6 +56,27 @@ fn load_tells_scripts_all_that_it_promises() {
 }
 
 #[test]
+fn load_names_what_the_data_lies_on_and_what_that_means_for_gds() {
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::write(shm.path().join("a.bin"), [7; 4096]).unwrap();
+    fs::write(shm.path().join("b.bin"), [7; 4096]).unwrap();
+    let args = ["load", shm.path().to_str().unwrap(), "--record-bytes", "64", "--device", "host"];
+    let it = json(&args);
+    let [on] = &it["file_systems"].as_array().unwrap()[..] else { panic!("{}", it["file_systems"]) };
+    assert_eq!((on["kind"].as_str(), on["mount_point"].as_str()), (Some("tmpfs"), Some("/dev/shm")));
+    assert_eq!((on["files"].as_u64(), on["transport"].is_null()), (Some(2), true));
+    assert_eq!(on["gds"]["possible"].as_bool(), Some(false));
+    assert!(on["gds"]["reason"].as_str().is_some_and(|reason| reason.contains("memory")), "{on}");
+    assert!(on["options"].as_str().is_some_and(|options| options.contains("rw")), "{on}");
+    let output = gpufeed(&args);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("\nfilesystem tmpfs at /dev/shm: 2 files; tmpfs keeps its files in memory"),
+        "{text}"
+    );
+}
+
+#[test]
 fn inspect_tells_scripts_all_that_it_promises() {
     let it = json(&["inspect", repository("datasets/digits").to_str().unwrap()]);
     for key in [

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::{Args, ValueEnum};
+use gpufeed::Error;
 use serde_json::json;
 
 use crate::options::{WrongArguments, parse_size};
@@ -88,7 +89,7 @@ impl Generate {
         };
         let manifest = serde_json::to_vec_pretty(&json!({ "version": 1, "columns": [column] }))?;
         let path = self.dst.join("dataset.json");
-        std::fs::write(&path, manifest).with_context(|| format!("{}: cannot write it", path.display()))?;
+        std::fs::write(&path, manifest).map_err(|e| Error::io(&path, "cannot write it", e))?;
         let bytes = samples * record;
         if self.json {
             output::json(&json!({ "samples": samples, "bytes": bytes, "shards": shards }))
@@ -100,9 +101,8 @@ impl Generate {
 
     fn make_folder(&self) -> anyhow::Result<()> {
         let dst = &self.dst;
-        std::fs::create_dir_all(dst).with_context(|| format!("{}: cannot make the folder", dst.display()))?;
-        let mut entries =
-            std::fs::read_dir(dst).with_context(|| format!("{}: cannot list it", dst.display()))?;
+        std::fs::create_dir_all(dst).map_err(|e| Error::io(dst, "cannot make the folder", e))?;
+        let mut entries = std::fs::read_dir(dst).map_err(|e| Error::io(dst, "cannot list it", e))?;
         if entries.next().is_some() {
             bail!("{}: the folder is not empty; nothing was written", dst.display());
         }
@@ -113,9 +113,11 @@ impl Generate {
 /// Writes to a temporary name first, so that what is there under a shard's name is whole.
 fn write(path: &Path, header: &[u8], bytes: u64, random: &mut Random) -> anyhow::Result<()> {
     let temporary = path.with_extension("tmp");
+    let failed = |error| Error::io(path, "cannot write it", error);
     let mut fill = || -> anyhow::Result<()> {
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary)?);
-        file.write_all(header)?;
+        let file = File::create(&temporary).map_err(failed)?;
+        let mut file = BufWriter::with_capacity(1 << 20, file);
+        file.write_all(header).map_err(failed)?;
         let mut block = [0u8; 64 << 10];
         let mut left = bytes;
         while left > 0 {
@@ -124,13 +126,13 @@ fn write(path: &Path, header: &[u8], bytes: u64, random: &mut Random) -> anyhow:
             }
             let now = left.min(block.len() as u64) as usize;
             random.fill(&mut block[..now]);
-            file.write_all(&block[..now])?;
+            file.write_all(&block[..now]).map_err(failed)?;
             left -= now as u64;
         }
-        file.flush()?;
-        Ok(std::fs::rename(&temporary, path)?)
+        file.flush().map_err(failed)?;
+        Ok(std::fs::rename(&temporary, path).map_err(failed)?)
     };
-    fill().with_context(|| format!("{}: cannot write it", path.display())).inspect_err(|_| {
+    fill().inspect_err(|_| {
         let _ = std::fs::remove_file(&temporary);
     })
 }

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use clap::Args;
-use gpufeed::{Batch, ColumnView, Dtype, FileSystem, Loader, LoaderStats, Rank, Stage, State, Wait};
+use gpufeed::{Batch, ColumnView, Dtype, Error, FileSystem, Loader, LoaderStats, Rank, Stage, State, Wait};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -89,7 +88,7 @@ impl Sinks {
         }
         if let Some((path, order)) = &mut self.order {
             for sample in batch.samples() {
-                writeln!(order, "{sample}").with_context(|| format!("{}: cannot write", path.display()))?;
+                writeln!(order, "{sample}").map_err(|e| Error::io(path, "cannot write", e))?;
             }
         }
         self.state = batch.state();
@@ -99,7 +98,7 @@ impl Sinks {
     /// Writes out what is known: first the order, so that it has all that the state counts.
     fn keep(&mut self) -> anyhow::Result<()> {
         if let Some((path, order)) = &mut self.order {
-            order.flush().with_context(|| format!("{}: cannot write", path.display()))?;
+            order.flush().map_err(|e| Error::io(path, "cannot write", e))?;
         }
         match &self.state_out {
             Some(path) => Ok(self.state.write(path)?),
@@ -150,8 +149,7 @@ impl Load {
         };
         let order = match &self.order_out {
             Some(path) => {
-                let file =
-                    File::create(path).with_context(|| format!("{}: cannot create it", path.display()))?;
+                let file = File::create(path).map_err(|e| Error::io(path, "cannot create it", e))?;
                 Some((path.clone(), BufWriter::new(file)))
             }
             None => None,
@@ -188,8 +186,7 @@ impl Load {
         kept?;
         watched?;
         if let (Some(path), Some(trace)) = (&self.trace, loader.trace_json()) {
-            std::fs::write(path, trace)
-                .with_context(|| format!("{}: cannot write the trace", path.display()))?;
+            std::fs::write(path, trace).map_err(|e| Error::io(path, "cannot write the trace", e))?;
         }
         totals.seconds = start.elapsed().as_secs_f64();
         totals.cpu_seconds = output::cpu_seconds() - cpu_start;

@@ -40,7 +40,7 @@ pub(crate) struct LoaderArgs {
     /// Reads in flight at once; for pread and page-cache that many threads. [default: 16, or what `load --tune` found]
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
-    /// The most bytes that one read asks for. [default: 1MiB, or what `load --tune` found]
+    /// The most bytes that one read asks for. [default: what suits the storage, mostly 1MiB, or what `load --tune` found]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     io_bytes: Option<u64>,
     #[command(flatten)]

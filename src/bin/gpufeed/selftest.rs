@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use gpufeed::{Backend, Batch, Dataset, Device, Dtype, ErrorKind, LastBatch, Loader, LoaderBuilder, Shuffle};
+use gpufeed::{
+    Backend, Batch, Dataset, Device, Dtype, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Shuffle,
+};
 use serde_json::json;
 
 use crate::{interrupt, output};
@@ -68,8 +70,7 @@ struct Setting {
 impl Selftest {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let folder = Folder(self.dir.join(format!("gpufeed-selftest-{}", std::process::id())));
-        std::fs::create_dir_all(&folder.0)
-            .with_context(|| format!("{}: cannot make it", folder.0.display()))?;
+        std::fs::create_dir_all(&folder.0).map_err(|e| Error::io(&folder.0, "cannot make it", e))?;
         interrupt::removes(&folder.0);
         let data = RECORDS
             .iter()
@@ -191,7 +192,7 @@ impl Data {
             let first = bytes.len() as u64;
             let part: Vec<u8> = (first..first + samples * record).map(byte_at).collect();
             let path = folder.join(format!("records-{record}-{i}.bin"));
-            std::fs::write(&path, &part).with_context(|| format!("{}: cannot write it", path.display()))?;
+            std::fs::write(&path, &part).map_err(|e| Error::io(&path, "cannot write it", e))?;
             // Direct reads see only what has reached the disk's side of the page cache; eviction makes them cold.
             std::fs::File::open(&path)?.sync_all()?;
             gpufeed::evict(&path)?;

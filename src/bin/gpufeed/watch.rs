@@ -5,8 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use gpufeed::{Bottleneck, LoaderStats, StatsHandle};
+use gpufeed::{Bottleneck, Error, LoaderStats, StatsHandle};
 use indicatif::ProgressBar;
 
 /// How often the line of progress says anew what the run waits for. It is about the time since it did so last.
@@ -85,8 +84,8 @@ fn write_metrics(path: &Path, text: &str) -> anyhow::Result<()> {
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
-    written.with_context(|| {
+    Ok(written.map_err(|error| {
         let _ = std::fs::remove_file(&temporary);
-        format!("{}: cannot write the metrics", path.display())
-    })
+        Error::io(path, "cannot write the metrics", error)
+    })?)
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use gpufeed::Error;
 
 use crate::options::WrongArguments;
 
@@ -32,7 +32,7 @@ impl ReportFile {
             return Err(WrongArguments(what).into());
         }
         let file = File::options().write(true).create(true).truncate(false).open(path);
-        let file = file.with_context(|| format!("{}: cannot write the report", path.display()))?;
+        let file = file.map_err(|e| Error::io(path, "cannot write the report", e))?;
         Ok(ReportFile { path: path.into(), file })
     }
 
@@ -46,6 +46,6 @@ impl ReportFile {
             self.file.write_all(text.as_bytes())?;
             self.file.flush()
         };
-        write().with_context(|| format!("{}: cannot write the report", self.path.display()))
+        Ok(write().map_err(|e| Error::io(&self.path, "cannot write the report", e))?)
     }
 }
