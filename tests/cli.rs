@@ -68,8 +68,7 @@ fn load_names_what_the_data_lies_on_and_what_that_means_for_gds() {
     assert_eq!(on["gds"]["possible"].as_bool(), Some(false));
     assert!(on["gds"]["reason"].as_str().is_some_and(|reason| reason.contains("memory")), "{on}");
     assert!(on["options"].as_str().is_some_and(|options| options.contains("rw")), "{on}");
-    let output = gpufeed(&args);
-    let text = String::from_utf8_lossy(&output.stdout);
+    let (_, text, _) = ran(&args);
     assert!(
         text.contains("\nfilesystem tmpfs at /dev/shm: 2 files; tmpfs keeps its files in memory"),
         "{text}"

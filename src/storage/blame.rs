@@ -22,6 +22,12 @@ pub(crate) fn blamed(path: &Path, errno: i32) -> Option<String> {
     Some(format!("{}; {cause}", name(&mount.kind, &mount.point, &mount.source)))
 }
 
+/// The name of the file system that `path` lies on.
+pub(crate) fn lies_on(path: &Path) -> Option<String> {
+    let mounts = Mounts::now();
+    mounts.by_links(path).map(|mount| name(&mount.kind, &mount.point, &mount.source))
+}
+
 /// Why a path may be missing: what should be mounted there is not.
 pub(crate) fn not_mounted(path: &Path) -> Option<String> {
     missing(path, &Mounts::now(), &std::fs::read("/etc/fstab").unwrap_or_default())

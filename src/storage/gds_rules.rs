@@ -13,9 +13,7 @@
 //!   (<https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/nvme-p2pdma-troubleshooting.html>)
 //! - *NVMe P2PDMA*: "GDS Support for NVME Drives Using Linux PCI P2PDMA Support", Intro
 //!   (<https://docs.nvidia.com/deploy/gds-support-for-nvme/intro.html>)
-//! - *NVMe*: "Installation and Troubleshooting Guide", NVMe and NVMe-oF Troubleshooting
-//!   (<https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/nvme-and-nvme-of-troubleshooting.html>)
-//! - *API errors*: the same guide, section API Errors, `CU_FILE_IO_NOT_SUPPORTED`
+//! - *API errors*: "Installation and Troubleshooting Guide", section API Errors, `CU_FILE_IO_NOT_SUPPORTED`
 //!   (<https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/api-errors.html>)
 //! - *O_DIRECT*: "O_DIRECT Requirements Guide", section GPUDirect Storage Requirements
 //!   (<https://docs.nvidia.com/gpudirect-storage/o-direct-guide/gpudirect-storage-requirements.html>)
@@ -95,8 +93,8 @@ pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
             )),
             Some(_) => on_devices(it),
             None => match on_devices(it) {
-                // cuFile reads the mode from the mount table; a kernel shows it there only if it was asked for. Its log then says:
-                // "EXT4 journal options not found in mount table for device,can't verify data=ordered mode journalling".
+                // cuFile reads the mode from the mount table, where the kernel shows it only if it was asked for when mounting.
+                // Seen with 1.14 and 1.20 on Linux 6.1, mounted without: "mount option not found in mount table data device".
                 known if known.possible == Some(true) => GdsVerdict::unknown(format!(
                     "{}; but cuFile looks for data=ordered among the mount options, where it is not (mount it with that)",
                     known.reason
@@ -106,7 +104,8 @@ pub(super) fn judge(it: &FileSystem) -> GdsVerdict {
         },
         // nvidia-fs: "XFS on NVMe and NVMe-oF".
         "xfs" => on_devices(it),
-        // API errors: "The file descriptor belongs to an unsupported file system."
+        // API errors: "The file descriptor belongs to an unsupported file system." Seen with 1.14 and 1.20, on overlay and on btrfs:
+        // "error creating udev_device for block device dev_no: 0:35", since these have none.
         "overlay" => GdsVerdict::never(
             "overlay is none of the file systems that GDS reads; a folder of ext4 or xfs can be bind-mounted into a \
              container instead",
@@ -136,13 +135,14 @@ fn on_devices(it: &FileSystem) -> GdsVerdict {
         match kind {
             BlockKind::Partition => {}
             // cuFile's log on such a one: "Unsupported block device: /dev/dm-0"
-            // (<https://github.com/NVIDIA/gds-nvidia-fs/issues/62>).
+            // (<https://github.com/NVIDIA/gds-nvidia-fs/issues/62>); and seen with 1.14 and 1.20, on LVM: "mount options not specified
+            // for device in mount table /dev/dm-0".
             BlockKind::Mapper(_) => {
                 return GdsVerdict::never(format!(
                     "GDS reads no device-mapper volumes (LVM, dm-crypt), and {name} is one"
                 ));
             }
-            // NVMe: these two are no NVMe drive.
+            // nvidia-fs: both file systems "on NVMe and NVMe-oF", which these two are not.
             BlockKind::Loop => {
                 return GdsVerdict::never(format!("GDS reads from drives, and {name} is a file (loop)"));
             }

@@ -19,7 +19,7 @@ mod table;
 mod whole;
 mod within;
 
-pub(crate) use blame::{blamed, not_mounted};
+pub(crate) use blame::{blamed, lies_on, not_mounted};
 pub use block::{BlockDevice, BlockKind};
 pub use direct::{Alignment, DirectIo};
 pub(crate) use direct::{memory_file_system, refuses_direct};

@@ -1,6 +1,6 @@
 //! What is mounted where, as `/proc/self/mountinfo` tells it.
 //!
-//! Everything here but [`Mounts::of`] goes by the words of a path alone. That is what an error message needs: a look
+//! Everything here but [`Mounts::of`] goes by the words of a path, and by links on local file systems. That is what an error message needs: a look
 //! at the path itself could wait for ever for the very server that the message is about.
 
 use std::ffi::OsString;
@@ -82,21 +82,27 @@ impl Mounts {
         above.max_by_key(|mount| mount.point.components().count())
     }
 
-    /// The mount of a file with this `st_dev`. `open` opens it without reading it (`O_PATH`), and is asked only where the words
-    /// of the path do not settle it: after a symbolic link, and for files whose device is not that of any mount.
+    /// The mount of a file with this `st_dev`. `open` opens it without reading it (`O_PATH`), and is asked only where neither the
+    /// words of the path nor the local links in it settle it: for files whose device is not that of their mount.
     pub(super) fn of(
         &self,
         path: &Path,
         device: u64,
         open: impl FnOnce() -> io::Result<File>,
     ) -> Option<&Mount> {
-        let words = self.by_words(&absolute(path));
-        if let Some(mount) = words.filter(|mount| mount.device == device) {
+        if let Some(mount) = self.by_words(&absolute(path)).filter(|mount| mount.device == device) {
             return Some(mount);
         }
-        let told = open().ok().and_then(|file| mount_id(&file)).and_then(|id| self.by_id(id));
+        let place = self.by_links(path);
+        if let Some(mount) = place.filter(|mount| mount.device == device) {
+            return Some(mount);
+        }
+        // A server might never answer.
+        let ask = place.is_some_and(|mount| !mount.is_remote());
+        let told = || open().ok().and_then(|file| mount_id(&file)).and_then(|id| self.by_id(id));
         // Before Linux 5.8 there is no number to ask for.
-        told.or_else(|| self.0.iter().rev().find(|mount| mount.device == device)).or(words)
+        let by_device = || self.0.iter().rev().find(|mount| mount.device == device);
+        ask.then(told).flatten().or_else(by_device).or(place)
     }
 
     /// As [`Mounts::by_words`], with the symbolic links in the path followed: those that lie on local file systems, since the

@@ -134,6 +134,10 @@ fn a_file_is_found_by_its_device_where_that_is_the_mounts() {
 fn a_file_is_found_by_the_kernels_own_number_for_its_mount() {
     // A device that is none makes it ask.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let text = format!("1 0 0:9 / {} rw - nfs4 s:/e rw\n", dir.path().display());
+    let remote = Mounts::parse(text.as_bytes());
+    let never = || -> io::Result<File> { panic!("a server is not asked") };
+    assert_eq!(remote.of(&dir.path().join("a"), u64::MAX, never).unwrap().kind, "nfs4");
     let path = dir.path().join("a");
     std::fs::write(&path, b"1").unwrap();
     let mounts = Mounts::now();
