@@ -223,11 +223,14 @@ mod tests {
         BlockKind::Nvme { transport: transport.into(), multipath }
     }
 
+    /// Kind, options, devices; what is possible, and a word of the reason.
+    type Rule = (&'static str, &'static str, Vec<BlockKind>, Option<bool>, &'static str);
+
     #[test]
     fn every_rule_decides_as_nvidia_documents_it() {
         let pcie = || nvme("pcie", false);
         let raid = |level: &str| BlockKind::Raid(level.into());
-        let cases: Vec<(&str, &str, Vec<BlockKind>, Option<bool>, &str)> = vec![
+        let cases: Vec<Rule> = vec![
             ("xfs", "rw", vec![pcie()], Some(true), "nvidia-fs or PCI P2PDMA"),
             ("xfs", "rw", vec![BlockKind::Partition, pcie()], Some(true), "xfs on NVMe"),
             ("ext4", "rw,data=ordered", vec![pcie()], Some(true), "ext4 on NVMe"),
