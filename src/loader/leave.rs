@@ -42,7 +42,8 @@ impl Loader {
         let left_at = *self.left_at.get_or_insert_with(|| {
             self.shared.cancel.store(true, Ordering::Release);
             if let Some(commands) = &self.commands {
-                let _ = commands.send(Command::Cancel);
+                // If there is no room, what is there wakes the thread.
+                let _ = commands.try_send(Command::Cancel);
             }
             Instant::now()
         });

@@ -5,9 +5,11 @@
 //! function that it mirrors, so whoever changes what the threads tell each other, or when, changes the step too.
 //!
 //! - The caller begins epochs, takes batches, leaves an epoch early, forgets it, resumes, and drops the loader at any moment.
+//!   It gives up on a reading thread that storage keeps, and leaves it behind.
 //!   Others drop batches at any moment and in any order, or keep them, and call `stop` at any moment.
 //! - The reading thread plans, reads, skips bad samples, and hands on. Reads complete in any order, and a limit on bytes puts
-//!   any of them off. Each read, each plan and each call of a GPU's driver may fail, and the thread may panic anywhere.
+//!   any of them off. Each read, each plan and each call of a GPU's driver may fail, and the thread may panic anywhere. Storage
+//!   may keep it in a read or an open for a while, or for ever.
 //! - Channels have the capacities that `builder.rs` gives them: 2 commands, a delivery for each slot and one more, a free
 //!   slot for each slot, 1 stop.
 //!
@@ -19,11 +21,12 @@
 //!   A failure takes away the batch that it is of, and none before it. Nothing of an epoch is left when it has ended.
 //! - No `Start` is taken for a wake-up. A stop is never forgotten. The count of lent slots is right.
 //! - No batch waits for reads that nobody does. From every state the threads can come to the end, with the loader dropped, by
-//!   their own steps alone: nobody has to give back a batch, to call `stop` or to fail. So there is no deadlock and no
-//!   livelock, and a caller who holds every slot gets `SlotsExhausted`.
+//!   their own steps alone: nobody has to give back a batch, to call `stop` or to fail, and storage has to answer nothing. So
+//!   there is no deadlock and no livelock, and a caller who holds every slot gets `SlotsExhausted`. A thread that was left
+//!   behind ends if storage answers after all.
 //!
-//! The caller can find `commands` full, with the `Cancel` of one epoch and the `Start` of the next in it. It does not wait there
-//! for long: the reading thread is then between the two epochs, on its way to take them out.
+//! The caller can find `commands` full, with the `Cancel` of one epoch and the `Start` of the next in it. It does not wait there:
+//! what is in the channel wakes the reading thread as well as another `Cancel` would.
 //!
 //! # What was visited
 //!
@@ -73,6 +76,7 @@ const HOST: Bounds = Bounds {
     skip: false,
     limited: false,
     driver: false,
+    stalls: false,
     fault: Fault::None,
 };
 
@@ -159,6 +163,18 @@ fn copies_to_a_gpu_that_fails_keep_every_rule() {
     assert!(states > 300_000);
 }
 
+#[test]
+fn storage_that_does_not_answer_keeps_nobody() {
+    let states = visit_all(&[
+        Bounds { stalls: true, batches: 2, ..HOST },
+        Bounds { stalls: true, batches: 2, epochs: 3, panics: false, failures: false, ..HOST },
+        Bounds { stalls: true, epochs: 1, panics: false, depth: 2, reads: 2, ..HOST },
+        Bounds { stalls: true, slots: 2, batches: 2, epochs: 1, depth: 1, chunks: Some(1), ..GPU },
+        Bounds { stalls: true, slots: 4, window: 2, panics: false, epochs: 1, ..HOST },
+    ]);
+    assert!(states > 100_000);
+}
+
 /// Takes note of the steps that are taken.
 struct Noting(Bounds, RefCell<BTreeSet<&'static str>>);
 
@@ -188,13 +204,14 @@ fn no_kind_of_step_is_in_the_model_in_vain() {
     let windows = Bounds { slots: 4, window: 2, panics: false, failures: false, ..HOST };
     let mut kinds = BTreeSet::new();
     let copies = Bounds { slots: 2, batches: 2, epochs: 1, depth: 1, chunks: Some(1), ..GPU };
-    for bounds in [Bounds { batches: 2, limited: true, ..HOST }, windows, copies] {
+    let stalls = Bounds { batches: 2, epochs: 1, stalls: true, ..HOST };
+    for bounds in [Bounds { batches: 2, limited: true, ..HOST }, windows, copies, stalls] {
         let noting = Noting(bounds, RefCell::default());
         explore(&noting).unwrap();
         kinds.extend(noting.1.into_inner());
     }
     // All that `caller.rs` and `reader.rs` name, but the one of a planted fault.
-    assert_eq!(kinds.len(), 54, "{kinds:#?}");
+    assert_eq!(kinds.len(), 62, "{kinds:#?}");
 }
 
 #[test]
@@ -208,6 +225,9 @@ fn more_of_everything_keeps_every_rule() {
         Bounds { slots: 6, window: 3, batches: 3, ..WIDE },
         Bounds { skip: true, limited: true, ..WIDE },
         Bounds { skip: true, slots: 4, window: 2, epochs: 1, ..WIDE },
+        Bounds { stalls: true, ..HOST },
+        Bounds { stalls: true, batches: 3, panics: false, ..WIDE },
+        Bounds { stalls: true, batches: 2, epochs: 1, ..GPU },
         Bounds { skip: true, limited: true, slots: 6, window: 3, batches: 3, epochs: 1, ..WIDE },
         GPU,
         Bounds { skip: true, limited: true, epochs: 1, ..GPU },
@@ -226,6 +246,7 @@ fn every_planted_fault_is_found() {
     let deep = Bounds { depth: 2, ..HOST };
     let once = Bounds { epochs: 1, ..HOST };
     let windows = Bounds { slots: 4, window: 2, depth: 2, reads: 2, epochs: 1, panics: false, ..HOST };
+    let stalls = Bounds { stalls: true, panics: false, ..once };
     let large = Bounds { slots: 6, window: 3, skip: true, panics: false, epochs: 1, ..HOST };
     for (fault, within, expected) in [
         (Fault::DeliveriesTooSmall, HOST, "would wait for room to deliver"),
@@ -245,6 +266,10 @@ fn every_planted_fault_is_found() {
         (Fault::NotPlannedAgain, Bounds { skip: true, ..once }, "reads that nobody does"),
         (Fault::WindowAlwaysWhole, Bounds { epochs: 2, depth: 1, reads: 1, ..windows }, hangs),
         (Fault::GapBeforeFailure, large, hangs),
+        (Fault::ReceiveWaits, stalls, hangs),
+        (Fault::EndEpochWaits, stalls, hangs),
+        (Fault::DropJoins, stalls, hangs),
+        (Fault::CommandsLeftOpen, stalls, hangs),
     ] {
         let started = Instant::now();
         match explore(&Bounds { fault, ..within }) {

@@ -28,7 +28,7 @@ fn of_the_caller(steps: &mut Steps<'_>) {
             // Loader::resume, or a begin that finds that no such epoch can be dealt to the ranks.
             if from.caller.running {
                 steps.add(Thread, "the caller resumes", |to| {
-                    to.caller.at = CallerAt::EndEpoch(Then::Leave);
+                    to.caller.at = CallerAt::EndEpoch(Then::Resume);
                     Ok(())
                 });
             }
@@ -39,8 +39,8 @@ fn of_the_caller(steps: &mut Steps<'_>) {
             });
         }
         CallerAt::InEpoch => {
-            // Epoch::next. After the end it only returns None.
-            if from.caller.running {
+            // Epoch::next. After the end, or an error, it only returns None.
+            if from.caller.running && !from.caller.left {
                 steps.add(Thread, "the caller wants the next batch", |to| {
                     to.caller.at = CallerAt::Look;
                     Ok(())
@@ -57,10 +57,14 @@ fn of_the_caller(steps: &mut Steps<'_>) {
                 Ok(())
             });
         }
-        // Loader::end_epoch: takes `running`, and sets the flag.
+        // Loader::end_epoch: sets the flag, unless it has before.
         CallerAt::EndEpoch(then) => steps.add(Thread, "end_epoch sets the cancel flag, if it runs", |to| {
-            if !std::mem::take(&mut to.caller.running) {
+            if !to.caller.running {
                 return after(then, to);
+            }
+            if std::mem::replace(&mut to.caller.left, true) {
+                to.caller.at = CallerAt::Drain(then);
+                return Ok(());
             }
             to.cancel = true;
             to.caller.at = match bounds.fault {
@@ -69,21 +73,17 @@ fn of_the_caller(steps: &mut Steps<'_>) {
             };
             Ok(())
         }),
-        // Loader::end_epoch: sends Cancel, and waits while the channel is full. An error is ignored.
-        CallerAt::SendCancel(then) => {
-            if room || !from.commands_receiver {
-                steps.add(Thread, "end_epoch sends Cancel", |to| {
-                    if to.commands_receiver {
-                        to.commands.push(Command::Cancel);
-                    }
-                    to.caller.at = CallerAt::Drain(then);
-                    match bounds.fault {
-                        Fault::EndNotAwaited => after(then, to),
-                        _ => Ok(()),
-                    }
-                });
+        // Loader::end_epoch: sends Cancel if there is room.
+        CallerAt::SendCancel(then) => steps.add(Thread, "end_epoch sends Cancel", |to| {
+            if to.commands_receiver && room {
+                to.commands.push(Command::Cancel);
             }
-        }
+            to.caller.at = CallerAt::Drain(then);
+            match bounds.fault {
+                Fault::EndNotAwaited => after(then, to),
+                _ => Ok(()),
+            }
+        }),
         // Loader::end_epoch: receives until the end.
         CallerAt::Drain(then) => {
             if !from.deliveries.is_empty() {
@@ -97,6 +97,20 @@ fn of_the_caller(steps: &mut Steps<'_>) {
                 });
             } else if !from.deliveries_sender {
                 steps.add(Thread, "end_epoch finds the thread gone", |to| after(then, to));
+            } else if from.reader.stuck && bounds.fault != Fault::EndEpochWaits {
+                // Loader::check_overdue
+                steps.add(Thread, "end_epoch gives up", |to| {
+                    match then {
+                        // It goes on running.
+                        Then::Return => to.caller.at = CallerAt::InEpoch,
+                        Then::Leave => to.caller.at = CallerAt::Idle,
+                        Then::Begin | Then::Resume => {
+                            close_behind(to, &bounds);
+                            to.caller.at = CallerAt::Idle;
+                        }
+                    }
+                    Ok(())
+                });
             }
         }
         // Ready::discard
@@ -161,20 +175,27 @@ fn of_the_caller(steps: &mut Steps<'_>) {
             Ok(())
         }),
         CallerAt::DropCommands => steps.add(Thread, "Loader::drop closes the commands", |to| {
-            to.commands_sender = false;
-            to.caller.at = CallerAt::Join;
+            to.commands_sender &= bounds.fault == Fault::CommandsLeftOpen && to.caller.left_behind;
+            match to.caller.left_behind {
+                true => be_gone(to),
+                false => to.caller.at = CallerAt::Join,
+            }
             Ok(())
         }),
         CallerAt::Join => {
-            if from.reader.at == ReaderAt::Gone {
+            if !from.deliveries.is_empty() {
+                steps.add(Thread, "Loader::drop receives", |to| match to.deliveries.pop() {
+                    Some(Delivery::Batch { slot, .. }) => to.send_home(slot, &bounds),
+                    _ => Ok(()),
+                });
+            } else if from.reader.at == ReaderAt::Gone {
                 steps.add(Thread, "Loader::drop joins the thread", |to| {
-                    // What was delivered and never taken goes with the channel.
-                    while let Some(delivery) = to.deliveries.pop() {
-                        if let Delivery::Batch { slot, .. } = delivery {
-                            to.gone.put(slot);
-                        }
-                    }
-                    to.caller.at = CallerAt::Done;
+                    be_gone(to);
+                    Ok(())
+                });
+            } else if from.reader.stuck && bounds.fault != Fault::DropJoins {
+                steps.add(Thread, "Loader::drop leaves the thread behind", |to| {
+                    be_gone(to);
                     Ok(())
                 });
             }
@@ -228,11 +249,38 @@ fn select(steps: &mut Steps<'_>) {
             Ok(())
         });
     } else if from.deliveries.is_empty() && from.deliveries_sender {
+        if from.reader.stuck && bounds.fault != Fault::ReceiveWaits {
+            // Loader::give_up_if_overdue
+            steps.add(Thread, "receive gives up", |to| {
+                close_behind(to, &bounds);
+                to.caller.at = CallerAt::InEpoch;
+                Ok(())
+            });
+        }
         steps.add(Thread, "receive times out", |to| {
             to.caller.at = CallerAt::TimedOut;
             Ok(())
         });
     }
+}
+
+/// `Loader::close_behind`
+fn close_behind(to: &mut State, bounds: &Bounds) {
+    to.cancel = true;
+    to.commands_sender = bounds.fault == Fault::CommandsLeftOpen;
+    (to.caller.running, to.caller.left, to.caller.closed) = (false, false, true);
+    to.caller.left_behind = true;
+}
+
+/// The loader is dropped. What was delivered and never taken goes with the channel.
+fn be_gone(to: &mut State) {
+    while let Some(delivery) = to.deliveries.pop() {
+        if let Delivery::Batch { slot, .. } = delivery {
+            to.gone.put(slot);
+        }
+    }
+    to.deliveries_receiver = false;
+    to.caller.at = CallerAt::Done;
 }
 
 /// Takes the next delivery, which has to be the right one. A batch gives its slot.
@@ -275,12 +323,15 @@ fn send_start(to: &mut State) -> Result<(), &'static str> {
 
 /// What follows `end_epoch`.
 fn after(then: Then, to: &mut State) -> Result<(), &'static str> {
+    (to.caller.running, to.caller.left) = (false, false);
     to.caller.at = match then {
+        // Loader::begin: a closed loader only returns an error.
+        Then::Begin if to.caller.closed => CallerAt::Idle,
         Then::Begin => CallerAt::ResetCancel,
         Then::Return => CallerAt::InEpoch,
-        Then::Leave => CallerAt::Idle,
+        Then::Leave | Then::Resume => CallerAt::Idle,
     };
-    match to.deliveries.is_empty() {
+    match to.deliveries.is_empty() || to.caller.left_behind {
         true => Ok(()),
         false => Err("something of an epoch is left when it has ended"),
     }

@@ -13,9 +13,27 @@ type Outcomes = Vec<(By, State)>;
 pub(super) fn steps(steps: &mut Steps<'_>) {
     let (from, bounds) = (*steps.from, *steps.bounds);
     // Pipeline::run and all below it: a panic ends the thread.
-    if bounds.panics && !matches!(from.reader.at, ReaderAt::Unwind(_) | ReaderAt::Gone) {
+    if bounds.panics && !from.reader.stuck && !matches!(from.reader.at, ReaderAt::Unwind(_) | ReaderAt::Gone)
+    {
         steps.add(World, "the reading thread panics", |to| {
             to.reader.at = ReaderAt::Unwind(0);
+            Ok(())
+        });
+    }
+    if from.reader.stuck {
+        return steps.add(World, "storage answers after all", |to| {
+            to.reader.stuck = false;
+            Ok(())
+        });
+    }
+    // An open while planning, reads in flight, also those that are drained, or that the drop of the reader waits for.
+    let may_hang = match from.reader.at {
+        ReaderAt::Plan | ReaderAt::Reap | ReaderAt::Last(_) | ReaderAt::Unwind(0) => bounds.stalls,
+        _ => false,
+    };
+    if may_hang {
+        steps.add(World, "storage does not answer", |to| {
+            to.reader.stuck = true;
             Ok(())
         });
     }
@@ -98,6 +116,12 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
         // Pipeline::run: `deliveries.send(last)`.
         ReaderAt::Last(failed) => {
             let epoch = from.reader.epoch;
+            if !from.deliveries_receiver {
+                return steps.add(Thread, "run finds that nobody wants to hear of the end", |to| {
+                    to.reader.at = ReaderAt::Unwind(0);
+                    Ok(())
+                });
+            }
             let Some(at) = failed else {
                 steps.add(Thread, "run sends End", |to| {
                     to.reader.at = ReaderAt::Recv;
@@ -402,6 +426,14 @@ fn complete(by: By, from: State, left: &[(u8, u8)], some: bool, bounds: &Bounds,
 fn hand_on(steps: &mut Steps<'_>) {
     let (from, bounds) = (*steps.from, *steps.bounds);
     let (epoch, first) = (from.reader.epoch, from.reader.first);
+    if !from.deliveries_receiver {
+        // The loader has left this thread behind.
+        return steps.add(Thread, "hand_on finds the loader gone", |to| {
+            to.reader.filling.pop().into_iter().try_for_each(|slot| to.send_home(slot, &bounds))?;
+            finish(to, Some(ANY), &bounds);
+            Ok(())
+        });
+    }
     steps.add(Thread, "hand_on sends a batch", |to| {
         let place =
             (0..to.reader.filling.len()).find(|place| is_whole(&to.reader, *place, &bounds)).unwrap_or(0);

@@ -36,6 +36,8 @@ pub(super) struct Bounds {
     pub(super) limited: bool,
     /// Calls of the GPU's driver may fail; and streams of the caller may still use a slot that came back.
     pub(super) driver: bool,
+    /// Storage may leave the reading thread without an answer, for a while or for ever.
+    pub(super) stalls: bool,
     /// What is done wrong on purpose.
     pub(super) fault: Fault,
 }
@@ -78,6 +80,14 @@ pub(super) enum Fault {
     NotPlannedAgain,
     /// `Lent::drop` does not give the slot back.
     DropLosesSlot,
+    /// `receive` waits for a batch, whatever storage does.
+    ReceiveWaits,
+    /// `end_epoch` waits for the end, whatever storage does.
+    EndEpochWaits,
+    /// `Loader::drop` joins the thread, whatever storage does.
+    DropJoins,
+    /// `close_behind` leaves the channel of commands open.
+    CommandsLeftOpen,
 }
 
 /// Slots, by number, in no order.
@@ -266,6 +276,8 @@ pub(super) struct Reader {
     pub(super) failure: u8,
     /// Chunks that are being copied from.
     pub(super) busy: u8,
+    /// Storage does not answer: `Pulse::silence`.
+    pub(super) stuck: bool,
 }
 
 /// What the caller does when `end_epoch` is done.
@@ -275,8 +287,10 @@ pub(super) enum Then {
     Begin,
     /// Returns from `Epoch::next`.
     Return,
-    /// Has no epoch any more: `Epoch::drop`, or `Loader::resume`.
+    /// Has no epoch any more: `Epoch::drop`.
     Leave,
+    /// The same, for `Loader::resume`.
+    Resume,
 }
 
 /// Where the caller is.
@@ -319,7 +333,11 @@ pub(super) struct Caller {
     pub(super) at: CallerAt,
     pub(super) epochs_left: u8,
     pub(super) running: bool,
+    /// `Loader::left_at`: the epoch that is running is not wanted any more.
+    pub(super) left: bool,
     pub(super) closed: bool,
+    /// `close_behind`: the thread is nobody's any more.
+    pub(super) left_behind: bool,
     /// The number of the epoch that was last begun.
     pub(super) epoch: u8,
     /// The batch of it that has to come next.
@@ -338,6 +356,7 @@ pub(super) struct State {
     pub(super) commands_receiver: bool,
     pub(super) deliveries: Fifo<Delivery, { MOST_SLOTS + 1 }>,
     pub(super) deliveries_sender: bool,
+    pub(super) deliveries_receiver: bool,
     /// In the channel `Ring::home`.
     pub(super) free: Slots,
     pub(super) free_receiver: bool,
@@ -447,7 +466,9 @@ impl System for Bounds {
                 at: CallerAt::Idle,
                 epochs_left: self.epochs,
                 running: false,
+                left: false,
                 closed: false,
+                left_behind: false,
                 epoch: 0,
                 expect: 0,
                 in_hand: None,
@@ -463,6 +484,7 @@ impl System for Bounds {
                 put_off: false,
                 failure: ANY,
                 busy: 0,
+                stuck: false,
             },
             cancel: false,
             commands: Fifo::default(),
@@ -470,6 +492,7 @@ impl System for Bounds {
             commands_receiver: true,
             deliveries: Fifo::default(),
             deliveries_sender: true,
+            deliveries_receiver: true,
             free: Slots::first(self.slots),
             free_receiver: true,
             lent: Slots::default(),
@@ -506,13 +529,15 @@ impl System for Bounds {
         if state.reader.at == ReaderAt::Spin {
             return Err("a batch waits for reads that nobody does");
         }
-        if !state.gone.is_empty() && state.free_receiver {
+        if !state.gone.is_empty() && state.free_receiver && state.caller.at != CallerAt::Done {
             return Err("a slot is dropped while the reading thread still needs it");
         }
         Ok(())
     }
 
     fn is_over(&self, state: &State) -> bool {
-        state.caller.at == CallerAt::Done
+        // A thread that was left behind has still to end, unless storage keeps it.
+        let ended = state.reader.at == ReaderAt::Gone || state.reader.stuck;
+        state.caller.at == CallerAt::Done && ended
     }
 }
