@@ -133,15 +133,18 @@ impl Error {
         error.caused_by(source)
     }
 
-    /// About `path`. What is missing there may be missing because nothing is mounted, and of storage that does not answer it
-    /// matters which that is.
+    /// About `path`. What is missing there may be missing because nothing is mounted.
     pub(crate) fn at(mut self, path: &Path) -> Self {
         self.0.path = Some(path.to_path_buf());
-        match self.0.kind {
-            ErrorKind::NotFound => self.0.blamed = storage::not_mounted(path),
-            ErrorKind::TimedOut => self.0.blamed = storage::lies_on(path),
-            _ => {}
+        if self.0.kind == ErrorKind::NotFound {
+            self.0.blamed = storage::not_mounted(path);
         }
+        self
+    }
+
+    /// Names the file system that the path lies on, if that is known.
+    pub(crate) fn on(mut self, file_system: Option<String>) -> Self {
+        self.0.blamed = file_system;
         self
     }
 
@@ -257,6 +260,7 @@ mod tests {
         let other = Error::io(Path::new("/dev/shm/a"), "cannot read", std::io::Error::from_raw_os_error(22));
         assert_eq!(other.to_string(), "/dev/shm/a: cannot read");
         let silent = Error::new(ErrorKind::TimedOut, "nothing came").at(Path::new("/dev/shm/a"));
+        let silent = silent.on(Some("tmpfs at /dev/shm".into()));
         assert_eq!(silent.to_string(), "/dev/shm/a: nothing came (tmpfs at /dev/shm)");
         let also = Error::argument("no").also("because");
         assert_eq!(also.to_string(), "no; because");

@@ -13,7 +13,7 @@ use crossbeam_channel::RecvTimeoutError;
 
 use super::pipeline::{Command, Delivery};
 use super::{Loader, StopHandle, panic_message};
-use crate::storage::Unanswered;
+use crate::storage::{Unanswered, lies_on};
 use crate::{Error, ErrorKind, Result};
 
 /// How long an epoch or a loader that was left waits for storage that does not answer, at most.
@@ -86,22 +86,24 @@ impl Loader {
             return Ok(());
         }
         let Some(unanswered) = self.pulse.unanswered(&silence) else { return Ok(()) };
-        let path = |file: u32| self.shared.dataset.files()[file as usize].path();
-        let error = |what: &str| {
+        let error = |file: Option<u32>, what: &str| {
             let lasts = silence.lasts.as_secs_f64();
-            Error::new(ErrorKind::TimedOut, format!("storage has not answered for {lasts:.1} s: {what}"))
-                .by(self.settings.chosen.backend.name())
+            let text = format!("storage has not answered for {lasts:.1} s: {what}");
+            let error = Error::new(ErrorKind::TimedOut, text).by(self.settings.chosen.backend.name());
+            let Some(file) = file else { return error };
+            let file = &self.shared.dataset.files()[file as usize];
+            error.at(file.path()).on(lies_on(file.path(), Some(file.identity().device)))
         };
         Err(match unanswered {
             Unanswered::Reads { count: 1, file, offset, len } => {
-                error("the read has not come back").at(path(file)).range(offset, len.into())
+                error(Some(file), "the read has not come back").range(offset, len.into())
             }
             Unanswered::Reads { count, file, offset, len } => {
                 let what = format!("of {count} reads in flight none has come back, this one is the oldest");
-                error(&what).at(path(file)).range(offset, len.into())
+                error(Some(file), &what).range(offset, len.into())
             }
-            Unanswered::Open(file) => error("the file cannot be opened").at(path(file)),
-            Unanswered::Close => error("files cannot be closed"),
+            Unanswered::Open(file) => error(Some(file), "the file cannot be opened"),
+            Unanswered::Close => error(None, "files cannot be closed"),
         })
     }
 

@@ -22,10 +22,13 @@ pub(crate) fn blamed(path: &Path, errno: i32) -> Option<String> {
     Some(format!("{}; {cause}", name(&mount.kind, &mount.point, &mount.source)))
 }
 
-/// The name of the file system that `path` lies on.
-pub(crate) fn lies_on(path: &Path) -> Option<String> {
+/// The file system that `path` lies on, as far as words tell: links are not followed, since even a local disk may be one that
+/// does not answer. Where they could mislead, the device that the file was on must be that of the mount.
+pub(crate) fn lies_on(path: &Path, device: Option<u64>) -> Option<String> {
     let mounts = Mounts::now();
-    mounts.by_links(path).map(|mount| name(&mount.kind, &mount.point, &mount.source))
+    let mount = mounts.by_words(&absolute(path))?;
+    let sure = mount.is_remote() || device == Some(mount.device);
+    sure.then(|| name(&mount.kind, &mount.point, &mount.source))
 }
 
 /// Why a path may be missing: what should be mounted there is not.

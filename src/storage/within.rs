@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
+use super::blame::lies_on;
 use crate::{Error, ErrorKind, Result};
 
 /// The files and folders that are being looked at, for somebody who may lose patience.
@@ -90,7 +91,7 @@ pub(crate) fn within<T: Send + 'static>(
                     let lasts = lasts.as_secs_f64();
                     let what =
                         format!("storage has not answered for {lasts:.1} s, while the dataset was opened");
-                    return Err(Error::new(ErrorKind::TimedOut, what).at(&path));
+                    return Err(Error::new(ErrorKind::TimedOut, what).at(&path).on(lies_on(&path, None)));
                 }
                 wait = (limit - lasts).max(Duration::from_millis(1));
             }

@@ -2,6 +2,8 @@
 
 use super::*;
 
+type Change = fn(&std::path::Path);
+
 /// Makes another file of the same bytes and time, and gives it the name.
 fn replace(path: &std::path::Path) {
     let other = path.with_extension("new");
@@ -79,7 +81,7 @@ fn an_epoch_notices_what_became_of_a_file_since_the_last_one() {
         let file = fs::File::options().write(true).open(path).unwrap();
         file.set_modified(modified + Duration::from_secs(1)).unwrap();
     };
-    let all: [(fn(&std::path::Path), ErrorKind, &str); 4] = [
+    let all: [(Change, ErrorKind, &str); 4] = [
         (replace, ErrorKind::Changed, "another file"),
         (rewrite, ErrorKind::Changed, "written to"),
         (|path| fs::write(path, b"shorter").unwrap(), ErrorKind::Changed, "bytes when it was indexed"),
