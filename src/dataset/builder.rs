@@ -134,7 +134,7 @@ impl DatasetBuilder {
     /// A file is missing, not regular, empty, malformed, or does not fit the others; columns differ in length or
     /// share a name; there is no sample; or one leads out of the root. The error names the file.
     pub fn build(self) -> Result<Dataset> {
-        within(self.timeout, move |visits| self.build_now(visits))
+        within(self.timeout, "the dataset was opened", move |visits| self.build_now(visits))
     }
 
     fn build_now(self, visits: Visits) -> Result<Dataset> {

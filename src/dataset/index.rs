@@ -1,13 +1,15 @@
 //! The index itself: columns, their shards, and where a sample lies.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
 use super::{DatasetBuilder, Dtype};
 use crate::order::gcd;
 use crate::storage::{
-    Alignment, DirectIo, FileIdentity, FileSystem, Opener, Residency, file_systems, residency_by,
+    Alignment, DirectIo, FileIdentity, FileSystem, Opener, Residency, file_systems, residency_by, within,
 };
 use crate::{Error, Result};
 
@@ -155,7 +157,19 @@ impl Dataset {
     /// The file systems that the files lie on, in the order of the first file on each. Empty where `/proc` is not
     /// mounted.
     pub fn file_systems(&self) -> Vec<FileSystem> {
-        file_systems(&self.opener, self.files.iter().map(|file| (&*file.path, file.identity.device)))
+        self.file_systems_by(&self.opener)
+    }
+
+    fn file_systems_by(&self, opener: &Opener) -> Vec<FileSystem> {
+        file_systems(opener, self.files.iter().map(|file| (&*file.path, file.identity.device)))
+    }
+
+    /// The same, unless a look at one of them takes longer than this.
+    pub(crate) fn file_systems_within(self: &Arc<Self>, limit: Duration) -> Result<Vec<FileSystem>> {
+        let dataset = Arc::clone(self);
+        within(Some(limit), "the loader was built", move |visits| {
+            Ok(dataset.file_systems_by(&dataset.opener.watched(visits)))
+        })
     }
 
     /// The number of samples.

@@ -81,7 +81,7 @@ impl OpenOptions {
     /// As [`Dataset::open`]; also when the options contradict each other or the folder's `dataset.json`.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Dataset> {
         let (options, path) = (self.clone(), path.as_ref().to_path_buf());
-        within(self.timeout, move |visits| options.open_now(&path, visits))
+        within(self.timeout, "the dataset was opened", move |visits| options.open_now(&path, visits))
     }
 
     fn open_now(&self, path: &Path, visits: Visits) -> Result<Dataset> {

@@ -59,7 +59,8 @@ impl LoaderBuilder {
     /// `InvalidArgument` for settings that make no sense (a batch size of 0; one above the dataset's length with
     /// [`LastBatch::Drop`](crate::LastBatch::Drop), since no batch would come); `Unavailable` if the named backend does not work here;
     /// `OutOfMemory` if the memory is above the limit or cannot be had, stating how much it is; for a named GPU,
-    /// `Unavailable` without a driver or a device and `InvalidArgument` for a number that no device has.
+    /// `Unavailable` without a driver or a device and `InvalidArgument` for a number that no device has; `TimedOut` if storage does
+    /// not answer ([`read_timeout`](LoaderBuilder::read_timeout)).
     pub fn build(mut self) -> Result<Loader> {
         self.shuffle.check()?;
         let run = self.run();
@@ -69,7 +70,7 @@ impl LoaderBuilder {
             None => Stand::default(),
         };
         batches.starting_at(stand.position)?;
-        let file_systems = self.dataset.file_systems();
+        let file_systems = self.dataset.file_systems_within(self.read_timeout)?;
         let io = self.io(&file_systems)?;
         let (target, device_reason) = resolve(&self.devices)?;
         let context = target.contexts().first();

@@ -339,6 +339,9 @@ impl LoaderBuilder {
     /// The loader is closed then. Its thread, and the memory that reads in flight may still be written to, are kept until storage
     /// answers after all; batches that the caller has stay as they are. The same if reads are still in flight 10 seconds after a
     /// loader was dropped, or this long if that is less.
+    ///
+    /// A process that ends meanwhile is gone at once, with one exception: a direct read of [`Backend::Pread`] from a local disk
+    /// cannot be killed, so the kernel keeps a process that has one as a zombie until the disk answers.
     pub fn read_timeout(mut self, timeout: Duration) -> Self {
         self.read_timeout = timeout;
         self

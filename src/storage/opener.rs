@@ -45,6 +45,11 @@ impl Opener {
         Ok(Opener { root, visits })
     }
 
+    /// The same, for somebody who may lose patience.
+    pub(crate) fn watched(&self, visits: Visits) -> Opener {
+        Opener { visits, ..self.clone() }
+    }
+
     /// The same, for when nobody loses patience any more.
     pub(crate) fn unwatched(self) -> Opener {
         Opener { visits: Visits::default(), ..self }
@@ -146,6 +151,7 @@ impl Opener {
 
     /// Opens what `path` leads to as a place alone (`O_PATH`): it cannot be read, and nobody has to allow it.
     pub(crate) fn open_as_place(&self, path: &Path) -> io::Result<File> {
+        let _visit = self.visit(path);
         self.open(path, libc::O_PATH)
     }
 

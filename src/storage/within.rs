@@ -62,42 +62,44 @@ fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
 }
 
 /// Does work whose visits may hang. If one takes longer than `limit`, that is an error that names it, and the thread that does the
-/// work is left behind. Without a limit the work is done by this thread, however long it takes.
+/// work is left behind. Without a limit, or with one of zero, the work is done by this thread, however long it takes. `what` says
+/// what was done, as in "the dataset was opened".
 pub(crate) fn within<T: Send + 'static>(
     limit: Option<Duration>,
+    what: &str,
     work: impl FnOnce(Visits) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let Some(limit) = limit.filter(|limit| !limit.is_zero()) else { return work(Visits::default()) };
     let visits = Visits(Some(Arc::default()));
     let theirs = visits.clone();
     let (sender, receiver) = bounded(1);
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("gpufeed-open".into())
         .spawn(move || {
             // Nobody may be there any more who wants to know.
             let _ = sender.send(catch_unwind(AssertUnwindSafe(|| work(theirs))));
         })
-        .map_err(|e| {
-            Error::new(ErrorKind::Io, "cannot start a thread that opens the dataset").caused_by(e)
-        })?;
+        .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread that looks at files").caused_by(e))?;
     let mut wait = limit;
     loop {
         match receiver.recv_timeout(wait) {
-            Ok(Ok(outcome)) => return outcome,
-            Ok(Err(panic)) => resume_unwind(panic),
+            Ok(outcome) => {
+                // It has nothing left to do; nobody who counts threads shall find it.
+                let _ = thread.join();
+                return outcome.unwrap_or_else(|panic| resume_unwind(panic));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let Some((lasts, path)) = visits.longest() else { continue };
                 if lasts >= limit {
                     let lasts = lasts.as_secs_f64();
-                    let what =
-                        format!("storage has not answered for {lasts:.1} s, while the dataset was opened");
-                    return Err(Error::new(ErrorKind::TimedOut, what).at(&path).on(lies_on(&path, None)));
+                    let text = format!("storage has not answered for {lasts:.1} s, while {what}");
+                    return Err(Error::new(ErrorKind::TimedOut, text).at(&path).on(lies_on(&path, None)));
                 }
                 wait = (limit - lasts).max(Duration::from_millis(1));
             }
             // The thread always sends, and this is the error of one that did not.
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::new(ErrorKind::Panicked, "the thread that opens the dataset has ended"));
+                return Err(Error::new(ErrorKind::Panicked, "the thread that looks at files has ended"));
             }
         }
     }
@@ -112,7 +114,7 @@ mod tests {
     #[test]
     fn the_look_that_hangs_is_named_and_its_thread_left_behind() {
         let (release, held) = bounded::<()>(0);
-        let error = within(SHORT, move |visits| {
+        let error = within(SHORT, "a test ran", move |visits| {
             drop(visits.begin(Path::new("/good")));
             let _folder = visits.begin(Path::new("/hangs"));
             let _file = visits.begin(Path::new("/hangs/too"));
@@ -121,12 +123,13 @@ mod tests {
         })
         .unwrap_err();
         assert_eq!((error.kind(), error.path()), (ErrorKind::TimedOut, Some(Path::new("/hangs"))));
+        assert!(error.to_string().contains("s, while a test ran"), "{error}");
         drop(release);
     }
 
     #[test]
     fn only_a_look_that_lasts_counts() {
-        let done = within(SHORT, |visits| {
+        let done = within(SHORT, "a test ran", |visits| {
             for _ in 0..1000 {
                 drop(visits.begin(Path::new("/a")));
             }
@@ -148,9 +151,9 @@ mod tests {
 
     #[test]
     fn a_panic_and_an_error_come_through() {
-        let panic = catch_unwind(|| within::<()>(SHORT, |_| panic!("as the test asks"))).unwrap_err();
+        let panic = catch_unwind(|| within::<()>(SHORT, "", |_| panic!("as the test asks"))).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"as the test asks"));
-        let error = within::<()>(SHORT, |_| Err(Error::argument("no"))).unwrap_err();
+        let error = within::<()>(SHORT, "", |_| Err(Error::argument("no"))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
 
@@ -158,7 +161,7 @@ mod tests {
     fn without_a_limit_there_is_no_other_thread() {
         for limit in [None, Some(Duration::ZERO)] {
             let here = std::thread::current().id();
-            let there = within(limit, |visits| Ok((std::thread::current().id(), visits.are_watched())));
+            let there = within(limit, "", |visits| Ok((std::thread::current().id(), visits.are_watched())));
             assert_eq!(there.unwrap(), (here, false));
         }
     }
