@@ -13,7 +13,7 @@ use crossbeam_channel::RecvTimeoutError;
 
 use super::pipeline::{Command, Delivery};
 use super::{Loader, StopHandle, panic_message};
-use crate::storage::{Unanswered, lies_on};
+use crate::storage::{Unanswered, in_words, lies_on};
 use crate::{Error, ErrorKind, Result};
 
 /// How long an epoch or a loader that was left waits for storage that does not answer, at most.
@@ -87,8 +87,7 @@ impl Loader {
         }
         let Some(unanswered) = self.pulse.unanswered(&silence) else { return Ok(()) };
         let error = |file: Option<u32>, what: &str| {
-            let lasts = silence.lasts.as_secs_f64();
-            let text = format!("storage has not answered for {lasts:.1} s: {what}");
+            let text = format!("storage has not answered for {}: {what}", in_words(silence.lasts));
             let error = Error::new(ErrorKind::TimedOut, text).by(self.settings.chosen.backend.name());
             let Some(file) = file else { return error };
             let file = &self.shared.dataset.files()[file as usize];

@@ -38,4 +38,4 @@ pub(crate) use residency::{evict_by, residency_by};
 pub(crate) use shape::IoShape;
 pub(crate) use table::{FileMode, FileObserver, FileTable, OpenPolicy, PassedOver};
 pub(crate) use whole::write_whole;
-pub(crate) use within::{Visits, within};
+pub(crate) use within::{Visits, in_words, within};

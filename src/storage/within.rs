@@ -91,8 +91,7 @@ pub(crate) fn within<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => {
                 let Some((lasts, path)) = visits.longest() else { continue };
                 if lasts >= limit {
-                    let lasts = lasts.as_secs_f64();
-                    let text = format!("storage has not answered for {lasts:.1} s, while {what}");
+                    let text = format!("storage has not answered for {}, while {what}", in_words(lasts));
                     return Err(Error::new(ErrorKind::TimedOut, text).at(&path).on(lies_on(&path, None)));
                 }
                 wait = (limit - lasts).max(Duration::from_millis(1));
@@ -102,6 +101,15 @@ pub(crate) fn within<T: Send + 'static>(
                 return Err(Error::new(ErrorKind::Panicked, "the thread that looks at files has ended"));
             }
         }
+    }
+}
+
+/// A time as it is told in errors.
+pub(crate) fn in_words(time: Duration) -> String {
+    if time < Duration::from_secs(1) {
+        format!("{} ms", time.as_millis())
+    } else {
+        format!("{:.0} s", time.as_secs_f64())
     }
 }
 

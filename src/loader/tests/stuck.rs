@@ -37,7 +37,7 @@ fn reads_that_never_come_back_end_the_epoch_with_an_error_and_close_the_loader()
         assert_eq!((error.kind(), error.backend()), (ErrorKind::TimedOut, Some(backend.name())));
         assert_eq!(error.path(), Some(data.paths[0].as_path()));
         assert!(error.length().is_some_and(|length| length <= 4096), "{error}");
-        assert!(error.to_string().contains("storage has not answered for 0."), "{error}");
+        assert!(error.to_string().contains("storage has not answered for "), "{error}");
         // It is the oldest of those that do not come back, which the first batch that did not come needs.
         let sample = error.offset().unwrap() / 5000;
         assert_eq!(sample / 4, kept.len() as u64, "{error}");

@@ -219,7 +219,13 @@ impl Running {
     /// Sends what Ctrl-C sends.
     #[track_caller]
     pub(crate) fn interrupt(&self) {
-        sh(&format!("kill -INT {}", self.child.as_ref().expect("it has not ended").id()));
+        self.signal("INT");
+    }
+
+    /// Sends a signal.
+    #[track_caller]
+    pub(crate) fn signal(&self, signal: &str) {
+        sh(&format!("kill -{signal} {}", self.child.as_ref().expect("it has not ended").id()));
     }
 
     /// Waits for its end, which must come soon enough.

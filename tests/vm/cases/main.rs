@@ -13,3 +13,4 @@ mod nfs;
 mod refused;
 mod server;
 mod stops;
+mod stuck;
