@@ -31,8 +31,8 @@
 //! # What was visited
 //!
 //! All within the bounds that the tests name: 2 to 6 slots, 0 to 6 batches, 1 to 3 epochs, 1 or 2 reads of a batch and in flight,
-//! up to 3 batches planned together, with and without a GPU. That is 1.7 million states in the tests that always run, and 12
-//! million (2.9 million of them within the same bounds) in one that is ignored and takes 20 seconds:
+//! up to 3 batches planned together, with and without a GPU. That is 2.5 million states in the tests that always run, and 15.6
+//! million in one that is ignored and takes a minute:
 //!
 //! ```text
 //! cargo test --release --lib loader::model -- --include-ignored --nocapture
