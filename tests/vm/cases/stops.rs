@@ -52,7 +52,7 @@ fn ends_while_nothing_answers(data: &Data, named: &str, stop: impl Fn(), go_on: 
         assert_eq!(timed.status, Some(1), "{backend}: {}", timed.errors);
         let (file, words) = (data.shards()[0].parent().unwrap().display().to_string(), &timed.errors);
         assert!(
-            words.contains(&file) && words.contains("not answered for 3.") && words.contains(named),
+            words.contains(&file) && words.contains("not answered for 3 s") && words.contains(named),
             "{backend}: {words}"
         );
     }
@@ -95,5 +95,5 @@ fn a_server_that_is_down_when_a_file_is_opened() {
     server.go_on();
     assert_eq!(interrupted.status, Some(130), "{}", interrupted.errors);
     assert_eq!(timed.status, Some(1), "{}", timed.errors);
-    assert!(timed.errors.contains("/mnt/nfs") && timed.errors.contains("not answered for 3."), "{}", timed.errors);
+    assert!(timed.errors.contains("/mnt/nfs") && timed.errors.contains("not answered for 3 s"), "{}", timed.errors);
 }
