@@ -44,7 +44,7 @@ mod memory;
 mod order;
 mod storage;
 
-pub use backend::{Backend, BytesByWay, Capabilities, Unavailable, Way};
+pub use backend::{Backend, BytesByWay, Capabilities, Polling, Unavailable, Way};
 pub use checkpoint::{CheckpointFile, WriteOptions};
 /// The CUDA crate whose streams and slices the GPU side of the interface takes.
 pub use cudarc;
@@ -55,7 +55,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use launch::{Agreement, Launcher, Rank};
 pub use loader::{
     BadSample, BadSamples, Batch, Bottleneck, ColumnView, Epoch, Loader, LoaderBuilder, LoaderStats,
-    MemoryUse, NotDirect, Report, Source, Stage, StageStats, StatsHandle, StopHandle, Wait,
+    MemoryUse, NotDirect, PollingReport, Report, Source, Stage, StageStats, StatsHandle, StopHandle, Wait,
 };
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle, State};

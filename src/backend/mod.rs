@@ -5,6 +5,7 @@
 
 mod choose;
 mod gds;
+mod polling;
 mod pool;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -18,8 +19,9 @@ use std::str::FromStr;
 pub use choose::{Capabilities, Unavailable};
 pub(crate) use choose::{Chosen, Wanted, choose};
 pub(crate) use gds::{GdsReader, GdsSettings};
+pub use polling::Polling;
 pub(crate) use pool::PoolReader;
-pub(crate) use uring::UringReader;
+pub(crate) use uring::{NoRing, UringReader};
 
 use serde::{Deserialize, Serialize};
 
@@ -297,6 +299,8 @@ pub(crate) struct Request {
     pub(crate) len: u32,
     /// The registered region that `dest..dest + len` lies in.
     pub(crate) region: u32,
+    /// The number of the drive, if its polled queues are to be used for this read: a direct one.
+    pub(crate) poll: Option<u32>,
     /// The data is in the page cache: reading it is a copy that keeps a processor busy, not a wait for a disk.
     pub(crate) cached: bool,
     /// cuFile's handle of the file; 0 for a read that does not go through cuFile.
@@ -356,5 +360,10 @@ pub(crate) trait Reader: FileObserver {
     /// What the reader had to do without, in words.
     fn notes(&self) -> &[String] {
         &[]
+    }
+
+    /// How many reads were completed by polling.
+    fn polled(&self) -> u64 {
+        0
     }
 }

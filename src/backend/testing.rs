@@ -324,6 +324,10 @@ impl Reader for FaultyReader {
     fn notes(&self) -> &[String] {
         self.inner.notes()
     }
+
+    fn polled(&self) -> u64 {
+        self.inner.polled()
+    }
 }
 
 impl Drop for FaultyReader {

@@ -1,269 +1,346 @@
-//! Reads by io_uring: one ring, driven by the thread that made it.
+//! Reads by io_uring, driven by the thread that made it: one ring, and a polled one beside it where that was chosen.
+
+mod ring;
 
 use std::io;
 use std::os::fd::RawFd;
-use std::time::Duration;
 
-use io_uring::types::{Fd, Fixed};
-use io_uring::{IoUring, Probe, opcode, squeue};
+pub(crate) use ring::NoRing;
+use ring::{Finds, Ring};
 
 use super::{Completion, ReadFailure, Reader, Region, Request};
 use crate::storage::FileObserver;
 
-/// The kernel limits one registered buffer to this many bytes.
-const LARGEST_BUFFER: usize = 1 << 30;
-
-/// An io_uring, with memory and files registered where the kernel gives that.
+/// One or two rings.
 ///
-/// Made and used by one thread only: the ring is set up for a single issuer where the kernel knows that (Linux 6.0).
+/// Made and used by one thread only.
+#[derive(Debug)]
 pub(crate) struct UringReader {
-    ring: IoUring,
-    in_flight: u32,
+    ring: Ring,
+    /// For the reads that name a drive to be polled.
+    polled: Option<PolledRing>,
     depth: u32,
-    /// Regions are registered as buffers, each under its own number.
-    buffers: bool,
-    /// How many places the table of registered files has; 0 without one.
-    files: u32,
     notes: Vec<String>,
 }
 
-/// Why no ring could be made.
+/// The ring whose completions are polled for.
 #[derive(Debug)]
-pub(crate) struct NoRing(pub(crate) String);
+struct PolledRing {
+    ring: Ring,
+    /// The reads that it has in flight, by token: what it cannot do goes to the other ring.
+    reads: Vec<Option<Request>>,
+    /// Reads that go to the other ring now. Empty between calls that succeed.
+    turned_away: Vec<Request>,
+    /// Drives, by number, that have answered that they cannot be polled.
+    refused: Vec<bool>,
+    /// Reads that were completed here.
+    count: u64,
+}
 
 impl UringReader {
     /// Makes a ring for `depth` reads in flight.
     pub(crate) fn new(depth: u32, regions: &[Region], files: u32) -> Result<Self, NoRing> {
-        let ring = make_ring(depth)?;
-        let mut reader =
-            UringReader { ring, in_flight: 0, depth, buffers: false, files: 0, notes: Vec::new() };
-        reader.register_buffers(regions);
-        match reader.ring.submitter().register_files_sparse(files) {
-            Ok(()) => reader.files = files,
-            Err(error) => reader.notes.push(format!("files are not registered with io_uring: {error}")),
-        }
+        let mut reader = UringReader {
+            ring: Ring::new(depth, Finds::ByInterrupt)?,
+            polled: None,
+            depth,
+            notes: Vec::new(),
+        };
+        reader.ring.register(regions, files, &mut reader.notes);
         Ok(reader)
     }
 
-    fn register_buffers(&mut self, regions: &[Region]) {
-        let bytes: usize = regions.iter().map(|region| region.len).sum();
-        if regions.iter().any(|region| region.len > LARGEST_BUFFER) {
-            self.notes.push(format!(
-                "buffers are not registered with io_uring: one is larger than the kernel's limit of {LARGEST_BUFFER} bytes"
-            ));
-            return;
-        }
-        let vectors: Vec<libc::iovec> = regions
-            .iter()
-            .map(|region| libc::iovec {
-                iov_base: region.start.host().unwrap_or_default().cast(),
-                iov_len: region.len,
-            })
-            .collect();
-        // SAFETY: the regions are mapped for as long as this reader lives (the contract of `Reader::start` for
-        // reads, and of the pipeline, which owns both and drops the reader first).
-        match unsafe { self.ring.submitter().register_buffers(&vectors) } {
-            Ok(()) => self.buffers = true,
-            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => self.notes.push(format!(
-                "buffers are not registered with io_uring: they need {bytes} bytes of locked memory, the limit \
-                 (ulimit -l, RLIMIT_MEMLOCK) is {}: {error}",
-                locked_memory_limit()
-            )),
-            Err(error) => self.notes.push(format!("buffers are not registered with io_uring: {error}")),
-        }
+    /// As `new`, with a polled ring beside it for reads of `drives` drives. Each of the two registers the regions, so they
+    /// count twice as locked memory.
+    pub(crate) fn polling(depth: u32, regions: &[Region], files: u32, drives: usize) -> Result<Self, NoRing> {
+        let mut ring = Ring::new(depth, Finds::ByPolling)?;
+        let mut notes = Vec::new();
+        // First, since most reads will go there: if locked memory is enough for one of them, then for this one.
+        ring.register(regions, files, &mut notes);
+        let mut reader = UringReader::new(depth, regions, files)?;
+        notes.append(&mut reader.notes);
+        reader.notes = notes;
+        reader.polled = Some(PolledRing {
+            ring,
+            reads: vec![None; depth as usize],
+            turned_away: Vec::with_capacity(depth as usize),
+            refused: vec![false; drives],
+            count: 0,
+        });
+        Ok(reader)
     }
 
-    /// Submits what is queued, and waits for `want` completions unless some are there already.
-    fn enter(&mut self, want: usize) -> io::Result<()> {
-        match self.ring.submit_and_wait(want) {
-            Ok(_) => Ok(()),
-            // A signal came, or completions must be reaped before the kernel takes more: the caller looks again.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+    /// Gives up the polled ring, when what it has in flight is done. It may have nothing in flight that is still to be reaped.
+    pub(crate) fn stop_polling(&mut self) {
+        self.polled = None;
     }
 
-    fn collect(&mut self, done: &mut Vec<Completion>) -> usize {
-        let before = done.len();
-        for entry in self.ring.completion() {
-            let result = u32::try_from(entry.result()).map_err(|_| ReadFailure::Errno(-entry.result()));
-            done.push(Completion { token: entry.user_data() as u32, result, gathered: false, way: None });
-        }
-        let count = done.len() - before;
-        self.in_flight -= count as u32;
-        count
+    /// Whether there is a polled ring, and no drive has refused to be polled.
+    pub(crate) fn polls(&self) -> bool {
+        self.polled.as_ref().is_some_and(|polled| !polled.refused.contains(&true))
+    }
+
+    /// Counts the reads that are polled for from 0 again.
+    pub(crate) fn forget_polled_reads(&mut self) {
+        self.polled.iter_mut().for_each(|polled| polled.count = 0);
     }
 }
 
-impl std::fmt::Debug for UringReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UringReader").field("depth", &self.depth).field("in_flight", &self.in_flight).finish()
+impl PolledRing {
+    fn is_busy(&self) -> bool {
+        self.ring.in_flight() > 0 || !self.turned_away.is_empty()
     }
+
+    /// Takes the completions that are there; reads that cannot be polled for become `turned_away`.
+    fn take(&mut self, done: &mut Vec<Completion>, notes: &mut Vec<String>) {
+        let PolledRing { ring, reads, turned_away, refused, count } = self;
+        ring.take(|token, result| {
+            let read = reads[token as usize].take();
+            match (-result, read) {
+                // This is about polling. Whether the file can be read directly at all, the other ring tells.
+                (libc::EOPNOTSUPP, Some(read)) => {
+                    if let Some(refused) = read.poll.and_then(|drive| refused.get_mut(drive as usize))
+                        && !std::mem::replace(refused, true)
+                    {
+                        notes.push(format!(
+                            "a drive cannot be polled though it has polled queues; its reads are completed by interrupts: {}",
+                            io::Error::from_raw_os_error(libc::EOPNOTSUPP)
+                        ));
+                    }
+                    turned_away.push(read);
+                }
+                // The polled queues are full. A polled read never waits for room in them; some kernels start it again from
+                // a thread of their own, others leave that to us.
+                (libc::EAGAIN, Some(read)) => turned_away.push(read),
+                _ => {
+                    *count += 1;
+                    done.push(completion(token, result));
+                }
+            }
+        });
+    }
+}
+
+fn completion(token: u32, result: i32) -> Completion {
+    let result = u32::try_from(result).map_err(|_| ReadFailure::Errno(-result));
+    Completion { token, result, gathered: false, way: None }
 }
 
 impl FileObserver for UringReader {
     fn opened(&mut self, index: u32, fd: RawFd) {
-        if index < self.files && self.ring.submitter().register_files_update(index, &[fd]).is_err() {
-            // From here on plain descriptors are used; what is registered stays until the ring goes.
-            self.files = 0;
-            self.notes
-                .push("files are no longer registered with io_uring: the kernel refused an update".into());
+        self.ring.update(index, fd, &mut self.notes);
+        if let Some(polled) = &mut self.polled {
+            polled.ring.update(index, fd, &mut self.notes);
         }
     }
 
     fn closing(&mut self, index: u32) {
-        if index < self.files && self.ring.submitter().register_files_update(index, &[-1]).is_err() {
-            self.files = 0;
-        }
+        self.opened(index, -1);
     }
 }
 
 impl Reader for UringReader {
     unsafe fn start(&mut self, request: Request) -> io::Result<()> {
-        debug_assert!(self.in_flight < self.depth);
-        let Request { file, fd, len, offset, .. } = request;
         // The kernel cannot reach a GPU's memory, and is not asked to.
         let dest = request.dest.host().ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
-        let entry = match (self.buffers, file < self.files) {
-            (true, true) => {
-                opcode::ReadFixed::new(Fixed(file), dest, len, request.region as u16).offset(offset).build()
-            }
-            (true, false) => {
-                opcode::ReadFixed::new(Fd(fd), dest, len, request.region as u16).offset(offset).build()
-            }
-            (false, true) => opcode::Read::new(Fixed(file), dest, len).offset(offset).build(),
-            (false, false) => opcode::Read::new(Fd(fd), dest, len).offset(offset).build(),
-        };
-        // Without this the copy from the page cache would be done here, by this one thread, while submitting.
-        let flags = if request.cached { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
-        let entry = entry.flags(flags).user_data(request.token.into());
-        // The queue has room for `depth` entries and is emptied by each `enter`; a full one is emptied first.
-        // SAFETY: the caller of `start` keeps destination and descriptor valid until the completion is reaped.
-        while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.enter(0)?;
+        if let (Some(polled), Some(drive)) = (&mut self.polled, request.poll)
+            && !polled.refused[drive as usize]
+        {
+            debug_assert!(polled.ring.in_flight() < self.depth);
+            // SAFETY: the caller of `start` keeps destination and descriptor valid until the completion is reaped.
+            unsafe { polled.ring.push(&request, dest, false) }?;
+            polled.reads[request.token as usize] = Some(request);
+            return Ok(());
         }
-        self.in_flight += 1;
-        Ok(())
+        debug_assert!(self.ring.in_flight() < self.depth);
+        // SAFETY: as above.
+        unsafe { self.ring.push(&request, dest, false) }
     }
 
     fn reap(&mut self, block: bool, done: &mut Vec<Completion>) -> io::Result<()> {
-        debug_assert!(!block || self.in_flight > 0);
         let before = done.len();
-        self.enter(usize::from(block))?;
-        self.collect(done);
-        // `submit_and_wait` can return early with nothing completed (a signal), so the queue decides, not it.
-        while block && done.len() == before {
-            self.enter(1)?;
-            self.collect(done);
+        loop {
+            let mut polling = false;
+            if let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_busy()) {
+                // Nobody else finds these: each look is a call that asks the drive. It is told not to wait, since it would do
+                // so without an eye on the other ring, and for as long as the drive says nothing.
+                polled.ring.enter(0)?;
+                polled.take(done, &mut self.notes);
+                while let Some(read) = polled.turned_away.last() {
+                    let dest = read.dest.host().unwrap_or_default();
+                    // SAFETY: that the read is over was not told to the caller of `start`, whose promise still holds. The
+                    // descriptor is the one that was opened for direct reads, also where another file has its place by now.
+                    unsafe { self.ring.push(read, dest, true) }?;
+                    polled.turned_away.pop();
+                }
+                polling = polled.ring.in_flight() > 0;
+            }
+            if self.ring.in_flight() > 0 || !polling {
+                // With reads in both rings it is not slept in either.
+                let wait = block && !polling && done.len() == before;
+                self.ring.enter(usize::from(wait))?;
+                self.ring.take(|token, result| done.push(completion(token, result)));
+            }
+            // It can return early with nothing completed (a signal), so the queues decide, not it.
+            if !block || done.len() > before {
+                return Ok(());
+            }
+            std::hint::spin_loop();
         }
-        Ok(())
     }
 
     fn notes(&self) -> &[String] {
         &self.notes
     }
-}
 
-impl Drop for UringReader {
-    fn drop(&mut self) {
-        // The kernel may still write into the regions: wait for every read that was started.
-        let mut done = Vec::with_capacity(self.in_flight as usize);
-        while self.in_flight > 0 {
-            if self.enter(1).is_err() && self.collect(&mut done) == 0 {
-                // The kernel takes no call on this ring any more. Its memory must not be freed under it.
-                eprintln!("gpufeed: io_uring cannot be drained with {} reads in flight", self.in_flight);
-                std::process::abort();
-            }
-            self.collect(&mut done);
-        }
-    }
-}
-
-fn make_ring(depth: u32) -> Result<IoUring, NoRing> {
-    // Newer kernels do less work per completion with these; older ones refuse them with EINVAL.
-    let make = || match IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(depth),
-        made => made,
-    };
-    let mut made = make();
-    // The kernel gives back the locked memory of a ring some time after it was closed.
-    for wait in [1, 4, 16, 64, 256] {
-        if made.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOMEM)) {
-            std::thread::sleep(Duration::from_millis(wait));
-            made = make();
-        }
-    }
-    let ring = made.map_err(|error| NoRing(in_words(&error, &disabled_setting())))?;
-    let mut probe = Probe::new();
-    let known = ring.submitter().register_probe(&mut probe).is_ok();
-    if !known || !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::ReadFixed::CODE) {
-        return Err(NoRing("this kernel's io_uring cannot read yet (Linux 5.6 is needed)".into()));
-    }
-    Ok(ring)
-}
-
-/// What `kernel.io_uring_disabled` is set to, if the kernel has it.
-fn disabled_setting() -> Option<String> {
-    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok().map(|text| text.trim().to_string())
-}
-
-/// Why a ring was refused. A container's seccomp filter can answer EPERM or ENOSYS, whatever the kernel's version.
-fn in_words(error: &io::Error, disabled: &Option<String>) -> String {
-    let why = match (error.raw_os_error(), disabled.as_deref()) {
-        (Some(libc::EPERM), Some("1")) => {
-            "kernel.io_uring_disabled is 1: only processes with CAP_SYS_ADMIN or of kernel.io_uring_group may use it"
-        }
-        (Some(libc::EPERM), Some("2")) => "kernel.io_uring_disabled is 2: nobody may use it",
-        (Some(libc::EPERM), Some(_)) => {
-            "kernel.io_uring_disabled is 0, so a sandbox refuses it (a container's seccomp profile, most likely)"
-        }
-        (Some(libc::EPERM), None) => "a sandbox refuses it (a container's seccomp profile, most likely)",
-        (Some(libc::ENOSYS), Some(_)) => {
-            "the kernel knows io_uring, so a sandbox hides it (a container's seccomp profile, most likely)"
-        }
-        (Some(libc::ENOSYS), None) => {
-            "the kernel has no io_uring (Linux 5.1 is needed), or a sandbox hides it"
-        }
-        (Some(libc::ENOMEM), _) => {
-            return format!(
-                "io_uring: no memory for a ring; all rings of a user, and the buffers registered with them, may count \
-                 as locked memory together, whose limit (ulimit -l, RLIMIT_MEMLOCK) is {}: {error}",
-                locked_memory_limit()
-            );
-        }
-        _ => "the kernel refuses a ring",
-    };
-    format!("io_uring: {why}: {error}")
-}
-
-fn locked_memory_limit() -> String {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` lives through the call.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
-        0 if limit.rlim_cur == libc::RLIM_INFINITY => "unlimited".into(),
-        0 => format!("{} bytes", limit.rlim_cur),
-        _ => "unknown".into(),
+    fn polled(&self) -> u64 {
+        self.polled.as_ref().map_or(0, |polled| polled.count)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Address;
+    use crate::memory::HostMapping;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    const BLOCK: u32 = 4096;
+    const BLOCKS: u32 = 64;
+
+    /// A file on a real disk, whose blocks are filled with their numbers, opened for direct and for buffered reads.
+    fn files() -> (tempfile::TempDir, [File; 2]) {
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let path = folder.path().join("a");
+        let bytes: Vec<u8> = (0..BLOCKS).flat_map(|block| [block as u8; BLOCK as usize]).collect();
+        std::fs::write(&path, bytes).unwrap();
+        let buffered = File::open(&path).unwrap();
+        buffered.sync_all().unwrap();
+        let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path);
+        (folder, [direct.unwrap_or_else(|_| File::open(&path).unwrap()), buffered])
+    }
+
+    /// A reader with as much in flight as the file has blocks, which are to be polled for or not as `polls` says, and the
+    /// memory that it reads to.
+    fn start(
+        reader: &mut UringReader,
+        memory: &HostMapping,
+        files: &[File; 2],
+        polls: fn(u32) -> Option<u32>,
+    ) {
+        for token in 0..BLOCKS {
+            // The one that is read through the page cache cannot be polled for on any machine.
+            let file = u32::from(token % 4 == 3);
+            let request = Request {
+                token,
+                file,
+                fd: files[file as usize].as_raw_fd(),
+                offset: u64::from(token * BLOCK),
+                dest: Address::Host(memory.as_ptr()).plus((token * BLOCK) as usize),
+                len: BLOCK,
+                region: 0,
+                poll: polls(token),
+                cached: false,
+                handle: 0,
+                gather: None,
+            };
+            // SAFETY: each read has a block of the memory to itself, which outlives the reader, as do the files.
+            unsafe { reader.start(request) }.unwrap();
+        }
+    }
+
+    fn reader(memory: &HostMapping, files: &[File; 2]) -> Option<UringReader> {
+        let regions = [Region { start: Address::Host(memory.as_ptr()), len: memory.len() }];
+        match UringReader::polling(BLOCKS, &regions, 2, 2) {
+            Ok(mut reader) => {
+                (0..2).for_each(|place| reader.opened(place, files[place as usize].as_raw_fd()));
+                Some(reader)
+            }
+            Err(NoRing(why)) => {
+                eprintln!("skipped: {why}");
+                None
+            }
+        }
+    }
 
     #[test]
-    fn a_refused_ring_is_explained_by_what_refused_it() {
-        let words = |errno, setting: Option<&str>| {
-            in_words(&io::Error::from_raw_os_error(errno), &setting.map(str::to_string))
-        };
-        assert!(words(libc::EPERM, Some("2")).contains("io_uring_disabled is 2"));
-        assert!(words(libc::EPERM, Some("1")).contains("io_uring_disabled is 1"));
-        assert!(words(libc::EPERM, Some("0")).contains("seccomp"));
-        assert!(words(libc::EPERM, None).contains("sandbox"));
-        assert!(words(libc::ENOSYS, Some("0")).contains("sandbox hides"));
-        assert!(words(libc::ENOSYS, None).contains("no io_uring"));
-        assert!(words(libc::ENOMEM, None).contains("RLIMIT_MEMLOCK"));
-        assert!(words(libc::EPERM, None).contains("os error 1"));
+    fn reads_in_both_rings_bring_the_bytes_of_the_file_each_once() {
+        let (_folder, files) = files();
+        let ways: [fn(u32) -> Option<u32>; 4] =
+            [|_| Some(0), |token| (token % 2 == 0).then_some(0), |token| Some(token % 2), |_| None];
+        for polls in ways {
+            let memory = HostMapping::new((BLOCKS * BLOCK) as usize).unwrap();
+            let Some(mut reader) = reader(&memory, &files) else { return };
+            for _ in 0..3 {
+                start(&mut reader, &memory, &files, polls);
+                let mut done = Vec::new();
+                while done.len() < BLOCKS as usize {
+                    let before = done.len();
+                    reader.reap(true, &mut done).unwrap();
+                    assert!(done.len() > before, "it returned with nothing");
+                }
+                let mut tokens: Vec<u32> = done.iter().map(|it| it.token).collect();
+                tokens.sort_unstable();
+                assert!(tokens.into_iter().eq(0..BLOCKS));
+                for it in done {
+                    assert_eq!(it.result.ok(), Some(BLOCK), "{}", it.token);
+                    let start = it.token * BLOCK;
+                    // SAFETY: the read has landed, and nobody else uses the memory.
+                    let block = unsafe {
+                        std::slice::from_raw_parts(memory.as_ptr().add(start as usize), BLOCK as usize)
+                    };
+                    assert!(block.iter().all(|byte| u32::from(*byte) == it.token));
+                }
+                // SAFETY: nothing is in flight.
+                unsafe { memory.as_ptr().write_bytes(0xff, memory.len()) };
+            }
+            assert!(reader.polled() <= 3 * u64::from(BLOCKS));
+        }
+    }
+
+    #[test]
+    fn a_drive_that_refuses_to_be_polled_is_left_to_the_other_ring_with_one_note() {
+        let (_folder, files) = files();
+        let memory = HostMapping::new((BLOCKS * BLOCK) as usize).unwrap();
+        let Some(mut reader) = reader(&memory, &files) else { return };
+        assert!(reader.polls());
+        for _ in 0..2 {
+            start(&mut reader, &memory, &files, |token| (token % 4 == 3).then_some(1));
+            let mut done = Vec::new();
+            while done.len() < BLOCKS as usize {
+                reader.reap(true, &mut done).unwrap();
+            }
+            assert!(done.iter().all(|it| it.result.is_ok()));
+        }
+        // The file was not opened for direct reads, which every kernel answers so.
+        assert_eq!((reader.polls(), reader.polled()), (false, 0));
+        let notes: Vec<_> = reader.notes().iter().filter(|it| it.contains("cannot be polled")).collect();
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        let refused = &reader.polled.as_ref().unwrap().refused;
+        assert_eq!(refused, &[false, true]);
+    }
+
+    #[test]
+    fn a_reader_that_goes_waits_for_what_both_rings_have_in_flight() {
+        let (_folder, files) = files();
+        for reap in [false, true] {
+            let memory = HostMapping::new((BLOCKS * BLOCK) as usize).unwrap();
+            let Some(mut reader) = reader(&memory, &files) else { return };
+            start(&mut reader, &memory, &files, |token| (token % 2 == 0).then_some(0));
+            if reap {
+                reader.reap(false, &mut Vec::new()).unwrap();
+            }
+            let both = (reader.ring.in_flight(), reader.polled.as_ref().unwrap().ring.in_flight());
+            assert!(reap || both == (BLOCKS / 2, BLOCKS / 2), "{both:?}");
+            drop(reader);
+            for block in 0..BLOCKS {
+                // SAFETY: nothing is in flight any more, and the block lies within the memory, which is this test's alone.
+                let last = unsafe { memory.as_ptr().add((block * BLOCK + BLOCK - 1) as usize).read() };
+                // One that the polled ring turned away has nobody left to read it.
+                assert!(u32::from(last) == block || (block % 2 == 0 && last == 0), "{block}: {last}");
+            }
+        }
     }
 }

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use super::pipeline::{Links, Setup};
 use super::plan::Layout;
+use super::polls::Verdict;
 use super::rate::{Clock, SystemClock, TokenBucket};
 use super::ring::{Free, Ring};
 use super::staging::Staging;
@@ -14,12 +15,14 @@ use super::start::Start;
 use super::stats::Stats;
 use super::timing::{Timing, Watch};
 use super::{Loader, LoaderBuilder, Settings, Shared, StopHandle};
-use crate::backend::{Backend, Chosen, GdsSettings, Wanted, choose};
+use crate::backend::{Backend, Chosen, GdsSettings, Polling, Wanted, choose};
 use crate::dataset::Mixture;
 use crate::launch::{Agreement, Entered, Registration};
 use crate::memory::{Target, resolve};
 use crate::order::{Batches, Cut, Run, Shuffle, Stand};
-use crate::storage::{FileSystem, FileTable, IoShape, OpenPolicy, Pulse, honours_priority, scheduler_of};
+use crate::storage::{
+    Drives, FileSystem, FileTable, IoShape, OpenPolicy, Pulse, honours_priority, scheduler_of,
+};
 use crate::{Error, ErrorKind, Result};
 /// cuFile takes its short way for reads on these boundaries only.
 const GDS_ALIGN: u32 = 4096;
@@ -90,19 +93,21 @@ impl LoaderBuilder {
             }
             None => choose(wanted)?,
         };
+        let drives = Drives::new(self.dataset.files().iter().map(|file| file.identity().device));
+        #[cfg(test)]
+        let drives = if self.pretend_polled { drives.pretend_polled() } else { drives };
+        self.check_polling(&chosen, &drives)?;
         let mut loader = loop {
             let built = self.build_with(
                 (&run, batches, stand),
-                (&io, &file_systems),
+                (&io, &file_systems, &drives),
                 (&target, &device_reason),
                 chosen.clone(),
             );
             // It worked when it was tried out a moment ago, but memory is short (locked memory, a GPU's BAR1 space), and
             // others take of it too.
             let next = match &built {
-                Err(error)
-                    if self.backend == Backend::Auto && !self.require_gds && failed_to_start(error) =>
-                {
+                Err(error) if self.may_read_otherwise() && failed_to_start(error) => {
                     chosen.next_best(error.to_string())
                 }
                 _ => None,
@@ -114,6 +119,11 @@ impl LoaderBuilder {
         };
         self.enter(&mut loader, &run, stand)?;
         Ok(loader)
+    }
+
+    /// Whether any backend will do.
+    fn may_read_otherwise(&self) -> bool {
+        self.backend == Backend::Auto && !self.require_gds && self.polling != Polling::Always
     }
 
     /// Compares the loader with those of other ranks on this host, as the last thing: others are held to what it says.
@@ -160,7 +170,7 @@ impl LoaderBuilder {
     fn build_with(
         &mut self,
         (run, batches, stand): (&Run, Batches, Stand),
-        (io, file_systems): (&Io, &[FileSystem]),
+        (io, file_systems, drives): (&Io, &[FileSystem], &Drives),
         (target, device_reason): (&Target, &str),
         chosen: Chosen,
     ) -> Result<Loader> {
@@ -206,7 +216,8 @@ impl LoaderBuilder {
             let smallest = if self.backend == Backend::Auto { GDS_SMALLEST } else { 0 };
             (cufile, GdsSettings { require: self.require_gds, smallest })
         });
-        let settings = Settings {
+        let polls = self.polls(chosen.backend, drives, (depth, io_bytes));
+        let mut settings = Settings {
             batches,
             rank: self.rank.clone(),
             not_compared: None,
@@ -215,6 +226,7 @@ impl LoaderBuilder {
             prefetch: ring.slots() as u32 - 1,
             queue_depth: depth,
             io_bytes,
+            polling: Verdict::by_rule(false, ""), // until the reading thread has tried
             lend_timeout: self.lend_timeout,
             read_timeout: Some(self.read_timeout).filter(|timeout| !timeout.is_zero()),
             trace: self.trace,
@@ -232,6 +244,8 @@ impl LoaderBuilder {
             layout,
             backend: settings.chosen.backend,
             queue_depth: depth,
+            drives: drives.clone(),
+            polled: Vec::new(), // as above
             window,
             clear: self.clear_slots,
             bad_samples: self.bad_samples,
@@ -247,7 +261,7 @@ impl LoaderBuilder {
         // Room for every slot and the word that an epoch is over: the reading thread never waits for the caller here.
         let (outgoing, deliveries) = bounded(ring.slots() + 1);
         let (stop, stopped) = bounded(1);
-        let thread = Start {
+        let (thread, polling) = Start {
             links: Links {
                 commands: incoming,
                 free,
@@ -261,11 +275,16 @@ impl LoaderBuilder {
             staging,
             priority: self.io_priority,
             gds,
+            polls,
             setup,
             #[cfg(test)]
             wrap: self.wrap.take(),
         }
         .start()?;
+        if polling.tried {
+            settings.chosen.reason = format!("{}; {}", settings.chosen.reason, polling.reason);
+        }
+        settings.polling = polling;
         Ok(Loader {
             shared: Arc::new(Shared {
                 dataset: Arc::clone(&self.dataset),

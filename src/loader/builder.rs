@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::bad::BadSamples;
 #[cfg(test)]
 use super::rate::Clock;
-use crate::backend::Backend;
+use crate::backend::{Backend, Polling};
 use crate::dataset::{Dataset, Mixture};
 use crate::launch::Rank;
 use crate::measure::Tuning;
@@ -70,6 +70,7 @@ pub struct LoaderBuilder {
     pub(super) queue_depth: u32,
     /// `None`: what suits the storage.
     pub(super) io_bytes: Option<u64>,
+    pub(super) polling: Polling,
     pub(super) memory_limit: Option<u64>,
     pub(super) host_memory_limit: Option<u64>,
     pub(super) device_memory_limit: Option<u64>,
@@ -81,6 +82,9 @@ pub struct LoaderBuilder {
     pub(super) trace: bool,
     pub(super) lend_timeout: Duration,
     pub(super) read_timeout: Duration,
+    /// Drives are taken to have polled queues.
+    #[cfg(test)]
+    pub(crate) pretend_polled: bool,
     #[cfg(test)]
     pub(crate) clock: Option<Box<dyn Clock>>,
     #[cfg(test)]
@@ -109,6 +113,7 @@ impl LoaderBuilder {
             require_gds: false,
             queue_depth: 16,
             io_bytes: None,
+            polling: Polling::Auto,
             memory_limit: None,
             host_memory_limit: None,
             device_memory_limit: None,
@@ -120,6 +125,8 @@ impl LoaderBuilder {
             trace: false,
             lend_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(300),
+            #[cfg(test)]
+            pretend_polled: false,
             #[cfg(test)]
             clock: None,
             #[cfg(test)]
@@ -253,6 +260,13 @@ impl LoaderBuilder {
     /// A file system that needs larger multiples for direct I/O is read directly only if this is one of them.
     pub fn io_bytes(mut self, bytes: u64) -> Self {
         self.io_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether completions of direct reads are polled for, where the backend is `uring` and the drive has polled queues.
+    /// Default: [`Polling::Auto`].
+    pub fn polling(mut self, polling: Polling) -> Self {
+        self.polling = polling;
         self
     }
 

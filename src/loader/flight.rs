@@ -147,6 +147,7 @@ impl Pipeline {
             dest: window.plus(flight.base as usize),
             len: read.len - flight.base,
             region,
+            poll: self.polled_drive(read.file).filter(|_| mode.direct),
             cached: mode.cached,
             handle: 0,
             gather,
@@ -391,6 +392,12 @@ impl Pipeline {
             self.pulse.land(token);
             self.tokens.push(token);
         }
+    }
+
+    /// The drive that a file is on, if it is to be polled.
+    fn polled_drive(&self, file: u32) -> Option<u32> {
+        let drive = self.setup.drives.of(file);
+        self.setup.polled.get(drive as usize).is_some_and(|polled| *polled).then_some(drive)
     }
 
     pub(super) fn name(&self) -> &'static str {

@@ -12,6 +12,7 @@ mod model;
 mod nvtx;
 mod pipeline;
 mod plan;
+mod polls;
 mod rate;
 mod ring;
 mod staging;
@@ -31,6 +32,7 @@ pub use bad::{BadSample, BadSamples};
 pub use batch::{Batch, ColumnView};
 pub use builder::{LoaderBuilder, Source};
 pub use live::{Bottleneck, LoaderStats, StageStats};
+pub use polls::PollingReport;
 pub use stats::NotDirect;
 pub use timing::{Stage, Wait};
 
@@ -43,6 +45,7 @@ use crate::order::{Batches, Run, Shuffle, Stand, State};
 use crate::storage::{FileSystem, Pulse};
 use crate::{Error, ErrorKind, Result};
 use pipeline::{Command, Delivery, Task};
+use polls::Verdict;
 use ring::Ring;
 use stats::Stats;
 use timing::{Timing, Watch};
@@ -131,6 +134,7 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u32,
     pub(crate) queue_depth: u32,
     pub(crate) io_bytes: u32,
+    polling: Verdict,
     pub(crate) lend_timeout: Duration,
     pub(crate) read_timeout: Option<Duration>,
     pub(crate) trace: bool,
@@ -171,6 +175,8 @@ pub struct Report {
     /// The file systems that the files of the dataset lie on, in the order of the first file on each, as they were when the
     /// loader was built.
     pub file_systems: Vec<FileSystem>,
+    /// Whether reads were polled for, and why.
+    pub polling: PollingReport,
     /// Payload bytes read, by the way they took. Batches that were read ahead and not yet delivered count.
     pub bytes_by_way: BytesByWay,
     /// Bytes read, with what alignment added.
@@ -343,6 +349,7 @@ impl Loader {
             passed_over: self.settings.chosen.passed_over.clone(),
             gds_route: self.settings.chosen.gds.as_ref().map(|(_, route)| *route),
             file_systems: self.settings.file_systems.clone(),
+            polling: self.settings.polling.report(stats.polled_reads()),
             bytes_by_way: stats.bytes_by_way(),
             bytes_read: stats.bytes_read(),
             not_direct: stats.not_direct(),

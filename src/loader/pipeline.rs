@@ -21,7 +21,7 @@ use crate::backend::{Address, Backend, Completion, ReadFailure, Reader};
 use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned, SlotEvents};
 use crate::order::{Batches, Course, Stand};
-use crate::storage::{Call, FileTable, Pulse};
+use crate::storage::{Call, Drives, FileTable, Pulse};
 use crate::{Error, ErrorKind, Result};
 
 /// What the pipeline is asked to do. A closed channel ends it.
@@ -56,6 +56,10 @@ pub(crate) struct Setup {
     pub(crate) layout: Layout,
     pub(crate) backend: Backend,
     pub(crate) queue_depth: u32,
+    /// Which file is on which drive.
+    pub(crate) drives: Drives,
+    /// For each drive whether its direct reads are polled for; empty where none are.
+    pub(crate) polled: Vec<bool>,
     /// Positions whose samples are mixed with each other: their batches are read together, as far as slots allow.
     pub(crate) window: Option<u64>,
     /// Whatever of a slot is not payload is zeroed before the batch is delivered.
@@ -228,7 +232,7 @@ impl Pipeline {
             let drained = self.drain();
             let pinning = self.pinned.as_ref().and_then(Pinned::refused);
             let notes = self.setup.notes.iter().chain(self.reader.notes()).map(String::as_str).chain(pinning);
-            self.links.stats.publish(self.files.passed_over(), notes);
+            self.links.stats.publish(self.files.passed_over(), notes, self.reader.polled());
             let last = match outcome.and(drained) {
                 Ok(()) => Delivery::End,
                 Err(error) => Delivery::Failed(error),

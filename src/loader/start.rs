@@ -7,9 +7,10 @@ use crossbeam_channel::bounded;
 
 use super::panic_message;
 use super::pipeline::{Links, Pipeline, Places, Setup};
+use super::polls::{Polls, Verdict};
 use super::ring::Ring;
 use super::staging::Staging;
-use crate::backend::{Backend, GdsReader, GdsSettings, PoolReader, Reader, Region, UringReader};
+use crate::backend::{Backend, GdsReader, GdsSettings, NoRing, PoolReader, Reader, Region, UringReader};
 use crate::cufile::{Driver, Route};
 use crate::memory::cuda::{Copier, Pinned};
 use crate::storage::{FileTable, IoPriority, apply_priority};
@@ -25,6 +26,8 @@ pub(super) struct Start {
     pub(super) staging: Staging,
     /// That of the reading thread, and of those that read for it.
     pub(super) priority: Option<IoPriority>,
+    /// Whether reads are polled for.
+    pub(super) polls: Polls,
     /// For the backend `gds`.
     pub(super) gds: Option<((Driver, Route), GdsSettings)>,
     #[cfg(test)]
@@ -32,14 +35,14 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Starts the thread, and waits until it can serve epochs.
-    pub(super) fn start(self) -> Result<JoinHandle<()>> {
+    /// Starts the thread, and waits until it can serve epochs. Returns also whether it polls.
+    pub(super) fn start(self) -> Result<(JoinHandle<()>, Verdict)> {
         let (started, starting) = bounded(1);
         let thread = std::thread::Builder::new()
             .name("gpufeed-io".into())
             .spawn(move || match self.pipeline() {
-                Ok(pipeline) => {
-                    let _ = started.send(Ok(()));
+                Ok((pipeline, polling)) => {
+                    let _ = started.send(Ok(polling));
                     pipeline.run();
                 }
                 Err(error) => {
@@ -48,7 +51,7 @@ impl Start {
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start the reading thread").caused_by(e))?;
         match starting.recv() {
-            Ok(Ok(())) => Ok(thread),
+            Ok(Ok(polling)) => Ok((thread, polling)),
             Ok(Err(error)) => {
                 // It has nothing left to do; nobody who counts threads or limits their number shall find it.
                 let _ = thread.join();
@@ -62,13 +65,14 @@ impl Start {
     }
 
     /// Makes the reader here, since the ring of io_uring belongs to the thread that makes it.
-    fn pipeline(self) -> Result<Pipeline> {
-        let Start { setup, links, files, ring, staging, priority, gds, .. } = self;
+    fn pipeline(self) -> Result<(Pipeline, Verdict)> {
+        let Start { mut setup, links, mut files, ring, staging, priority, polls, gds, .. } = self;
         // First of all: what is started from here on inherits it.
         priority.map_or(Ok(()), apply_priority)?;
         let on_host = |region: &Region| region.start.host().is_some();
         let regions: Vec<Region> = ring.regions().chain(staging.regions()).filter(on_host).collect();
         let first = ring.target().contexts().first();
+        let mut polling = Verdict::by_rule(false, format!("the backend {} does not poll", setup.backend));
         let reader: Box<dyn Reader> = match (setup.backend, gds) {
             (Backend::Gds, Some((cufile, settings))) => {
                 let slots = ring.regions().zip(ring.buffers().iter().take(1).cycle());
@@ -81,10 +85,9 @@ impl Start {
                 Box::new(PoolReader::new(setup.queue_depth, first.cloned())?)
             }
             (Backend::Auto | Backend::Uring | Backend::Gds, _) => {
-                let made = UringReader::new(setup.queue_depth, &regions, files.capacity() as u32);
-                Box::new(
-                    made.map_err(|it| Error::new(ErrorKind::Unavailable, it.0).by(setup.backend.name()))?,
-                )
+                let (reader, verdict) = uring(&mut setup, polls, &regions, &mut files, &staging)?;
+                polling = verdict;
+                Box::new(reader)
             }
         };
         #[cfg(test)]
@@ -103,6 +106,44 @@ impl Start {
                 pinned = Some(unsafe { Pinned::register(first, start, len, chunk) }?);
             }
         }
-        Ok(Pipeline::new(setup, links, files, reader, Places { ring, staging, copier, pinned }))
+        let places = Places { ring, staging, copier, pinned };
+        Ok((Pipeline::new(setup, links, files, reader, places), polling))
     }
+}
+
+/// Makes the reader of io_uring, polled if that was asked for or has shown itself to be better.
+fn uring(
+    setup: &mut Setup,
+    polls: Polls,
+    regions: &[Region],
+    files: &mut FileTable,
+    staging: &Staging,
+) -> Result<(UringReader, Verdict)> {
+    let (depth, places) = (setup.queue_depth, files.capacity() as u32);
+    let refused = |it: NoRing| Error::new(ErrorKind::Unavailable, it.0).by(Backend::Uring.name());
+    let unpolled = || UringReader::new(depth, regions, places).map_err(refused);
+    let (polled, trial) = match polls {
+        Polls::No(why) => return Ok((unpolled()?, Verdict::by_rule(false, why))),
+        Polls::Yes(polled) => (polled, None),
+        Polls::Try(polled, trial) => (polled, Some(trial)),
+    };
+    let mut reader = match (UringReader::polling(depth, regions, places, polled.len()), &trial) {
+        (Ok(reader), _) => reader,
+        (Err(it), Some(_)) => return Ok((unpolled()?, Verdict::by_rule(false, it.0))),
+        (Err(it), None) => return Err(refused(it)),
+    };
+    let verdict = match trial {
+        None => Verdict::by_rule(true, "it was asked for"),
+        Some(trial) => {
+            // The regions of chunks come last.
+            let first = regions.len() as u32 - staging.chunks();
+            let sizes = setup.dataset.files().iter().map(|file| file.identity().size);
+            trial.run(&mut reader, files, (staging, first), (&setup.drives, &polled), sizes)?
+        }
+    };
+    match verdict.polls {
+        true => setup.polled = polled,
+        false => reader.stop_polling(),
+    }
+    Ok((reader, verdict))
 }

@@ -13,6 +13,8 @@ use crate::storage::PassedOver;
 pub(crate) struct Stats {
     ways: [AtomicU64; Way::ALL.len()],
     bytes_read: AtomicU64,
+    /// Written at the end of an epoch.
+    polled_reads: AtomicU64,
     /// For each file the payload bytes read around and through the page cache.
     files: Vec<[AtomicU64; 2]>,
     /// Written at the end of an epoch, and when a bad sample is found.
@@ -34,6 +36,7 @@ impl Stats {
         Stats {
             ways: Default::default(),
             bytes_read: AtomicU64::new(0),
+            polled_reads: AtomicU64::new(0),
             files: (0..files).map(|_| Default::default()).collect(),
             words: Mutex::default(),
             panic: OnceLock::new(),
@@ -46,7 +49,13 @@ impl Stats {
         self.bytes_read.fetch_add(read, Ordering::Relaxed);
     }
 
-    pub(crate) fn publish<'a>(&self, passed_over: &[PassedOver], notes: impl Iterator<Item = &'a str>) {
+    pub(crate) fn publish<'a>(
+        &self,
+        passed_over: &[PassedOver],
+        notes: impl Iterator<Item = &'a str>,
+        polled_reads: u64,
+    ) {
+        self.polled_reads.store(polled_reads, Ordering::Relaxed);
         let mut words = self.words.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         words.passed_over = passed_over.to_vec();
         words.notes = notes.map(str::to_string).collect();
@@ -66,6 +75,10 @@ impl Stats {
 
     pub(crate) fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn polled_reads(&self) -> u64 {
+        self.polled_reads.load(Ordering::Relaxed)
     }
 
     pub(crate) fn file(&self, index: usize) -> (u64, u64) {

@@ -5,6 +5,7 @@ mod bad;
 mod changed;
 mod gap;
 mod live;
+mod polling;
 mod stuck;
 mod tenants;
 

@@ -4,6 +4,7 @@
 mod blame;
 mod block;
 mod direct;
+mod drives;
 mod filesystem;
 mod gds_rules;
 mod identity;
@@ -23,6 +24,7 @@ pub(crate) use blame::{blamed, lies_on, not_mounted};
 pub use block::{BlockDevice, BlockKind};
 pub use direct::{Alignment, DirectIo};
 pub(crate) use direct::{memory_file_system, refuses_direct};
+pub(crate) use drives::Drives;
 pub use filesystem::FileSystem;
 pub(crate) use filesystem::file_systems;
 pub use gds_rules::GdsVerdict;

@@ -364,6 +364,11 @@ impl Load {
             "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
             "file_systems": report.file_systems.iter().map(file_system).collect::<Vec<_>>(),
+            "polling": {
+                "used": report.polling.used,
+                "reads": report.polling.reads,
+                "reason": report.polling.reason,
+            },
             "not_direct": not_direct,
             "waits_for": loader.stats().map(|stats| stats.bottleneck().name()),
             "stages": loader.stats().map(|stats| stages(&stats)),
@@ -408,6 +413,8 @@ impl Load {
         if let Some(route) = report.gds_route {
             println!("cuFile goes by {}, as its driver's properties say", route.name());
         }
+        let polled = if report.polling.used { "yes" } else { "no" };
+        println!("polled for: {polled}: {}", report.polling.reason);
         for it in &report.passed_over {
             println!("passed over: {}: {}", it.backend, it.reason);
         }

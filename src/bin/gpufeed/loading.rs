@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gpufeed::{
-    Backend, BadSamples, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Rank, Shuffle,
-    Source, State,
+    Backend, BadSamples, Device, IoPriority, LastBatch, Loader, LoaderBuilder, Mixture, Polling, Rank,
+    Shuffle, Source, State,
 };
 
 use gpufeed::measure::{Stop, Tuning, Tunings, tune_loader, tuning_key};
@@ -43,6 +43,10 @@ pub(crate) struct LoaderArgs {
     /// The most bytes that one read asks for. [default: what suits the storage, mostly 1MiB, or what `load --tune` found]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     io_bytes: Option<u64>,
+    /// Whether to poll for the completions of direct reads by uring, on drives with polled queues (nvme.poll_queues): auto
+    /// tries it out with the backend auto, where the dataset is large; always fails where that cannot be; or never.
+    #[arg(long, value_name = "WHEN", default_value_t = Polling::Auto)]
+    polling: Polling,
     #[command(flatten)]
     order: OrderArgs,
     #[command(flatten)]
@@ -272,6 +276,7 @@ impl LoaderArgs {
             .devices(&found.devices)
             .require_gds(self.require_gds)
             .backend(self.backend)
+            .polling(self.polling)
             .batch_size(self.batch_size)
             .shuffle(found.shuffle)
             .seed(self.order.seed)
