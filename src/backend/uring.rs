@@ -160,7 +160,7 @@ impl Reader for UringReader {
     fn reap(&mut self, block: bool, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
         loop {
-            let mut polling = false;
+            let (mut looked, mut polling) = (false, false);
             if let Some(polled) = self.polled.as_mut().filter(|polled| polled.is_busy()) {
                 // Nobody else finds these: each look is a call that asks the drive. It is told not to wait, since it would do
                 // so without an eye on the other ring, and for as long as the drive says nothing.
@@ -173,9 +173,9 @@ impl Reader for UringReader {
                     unsafe { self.ring.push(read, dest, true) }?;
                     polled.turned_away.pop();
                 }
-                polling = polled.ring.in_flight() > 0;
+                (looked, polling) = (true, polled.ring.in_flight() > 0);
             }
-            if self.ring.in_flight() > 0 || !polling {
+            if self.ring.in_flight() > 0 || !looked {
                 // With reads in both rings it is not slept in either.
                 let wait = block && !polling && done.len() == before;
                 self.ring.enter(usize::from(wait))?;
