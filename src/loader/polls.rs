@@ -71,7 +71,7 @@ const ROUNDS: u32 = 4;
 /// The parts of all rounds, and one before them that does not count: drives sleep.
 const PARTS: u32 = 2 * ROUNDS + 1;
 /// A part reads so many bytes, if that keeps the queue full.
-const PART_BYTES: u64 = 2 << 20;
+const PART_BYTES: u64 = 1 << 20;
 /// A dataset smaller than so many trials is read without one.
 const WORTH_IT: u64 = 64;
 /// Faster by less than this is not worth a processor.
@@ -389,10 +389,10 @@ mod tests {
     #[test]
     fn a_trial_reads_as_the_loader_does_and_no_more_than_it_says() {
         let small = Trial::new(100, 16, 1 << 20);
-        assert_eq!(small, Trial { len: 4096, depth: 16, reads: 512 });
+        assert_eq!(small, Trial { len: 4096, depth: 16, reads: 256 });
         let large = Trial::new(u64::MAX / 2, 16, 1 << 20);
         assert_eq!(large, Trial { len: 1 << 20, depth: 16, reads: 16 });
-        assert_eq!((small.bytes(), large.bytes()), (9 * (2 << 20), 9 * (16 << 20)));
+        assert_eq!((small.bytes(), large.bytes()), (9 * (1 << 20), 9 * (16 << 20)));
         assert_eq!(Trial::new(5000, 4, 12 << 10).len, 8192);
     }
 }
