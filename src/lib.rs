@@ -54,8 +54,9 @@ pub use dataset::{
 pub use error::{Error, ErrorKind, Result};
 pub use launch::{Agreement, Launcher, Rank};
 pub use loader::{
-    BadSample, BadSamples, Batch, Bottleneck, ColumnView, Epoch, Loader, LoaderBuilder, LoaderStats,
-    MemoryUse, NotDirect, PollingReport, Report, Source, Stage, StageStats, StatsHandle, StopHandle, Wait,
+    BadSample, BadSamples, Batch, Bottleneck, ColumnView, DriveFiles, Epoch, Loader, LoaderBuilder,
+    LoaderStats, MemoryUse, NotDirect, PollingReport, Report, Source, Stage, StageStats, StatsHandle,
+    StopHandle, Wait,
 };
 pub use memory::{Device, DeviceBuffer, DeviceSlice};
 pub use order::{LastBatch, Order, Shuffle, State};

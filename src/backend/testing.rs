@@ -114,6 +114,11 @@ pub(crate) struct Seen {
     /// Reads that were started and whose end was not told, now or when the reader was dropped.
     pub(crate) in_flight: usize,
     pub(crate) dropped: bool,
+    /// Bytes of reads that are not held back, and as many of them as had been told before the first that is.
+    pub(crate) others: u64,
+    pub(crate) before_held: Option<u64>,
+    /// The most reads that were held back at once.
+    pub(crate) most_held: usize,
 }
 
 /// A fault plan, and in which order completions come.
@@ -123,14 +128,16 @@ pub(crate) struct Faults {
     disorder: Option<Random>,
     /// Whoever waits for completions waits at least so long.
     slow: Duration,
+    /// Files, by inode, of which no read completes as long as another read is in flight.
+    held: Vec<u64>,
     seen: Arc<Mutex<Seen>>,
     gate: Arc<Gate>,
 }
 
 impl Faults {
     pub(crate) fn new(plan: impl FnMut(&Attempt) -> Fate + Send + 'static) -> Self {
-        let (seen, gate) = Default::default();
-        Faults { plan: Box::new(plan), disorder: None, slow: Duration::ZERO, seen, gate }
+        let (seen, gate, held) = Default::default();
+        Faults { plan: Box::new(plan), disorder: None, slow: Duration::ZERO, held, seen, gate }
     }
 
     pub(crate) fn none() -> Self {
@@ -144,6 +151,12 @@ impl Faults {
 
     pub(crate) fn slow(mut self, wait: Duration) -> Self {
         self.slow = wait;
+        self
+    }
+
+    /// Holds back reads of this file as long as another read is in flight, and then lets go of one.
+    pub(crate) fn hold(mut self, inode: u64) -> Self {
+        self.held.push(inode);
         self
     }
 
@@ -173,6 +186,7 @@ impl Faults {
 
 struct Airborne {
     fate: Fate,
+    held: bool,
     dest: *mut u8,
     len: u32,
 }
@@ -229,6 +243,32 @@ impl FaultyReader {
     }
 }
 
+impl FaultyReader {
+    /// How many of those that are ready may be told now, which come first: those that are not held back, or one that is.
+    fn hold_back(&mut self, block: bool) -> io::Result<usize> {
+        loop {
+            let flights = &self.flights;
+            self.ready.sort_by_key(|it| flights[&it.token].held);
+            let others = self.ready.iter().take_while(|it| !flights[&it.token].held);
+            let bytes: u64 =
+                others.clone().filter_map(|it| it.result.as_ref().ok()).map(|n| u64::from(*n)).sum();
+            let others = others.count();
+            if others > 0 || !block {
+                self.seen().others += bytes;
+                return Ok(others);
+            }
+            if self.inside == 0 {
+                let mut seen = self.seen();
+                seen.before_held = seen.before_held.or(Some(seen.others));
+                return Ok(1.min(self.ready.len()));
+            }
+            let ready = std::mem::take(&mut self.ready);
+            self.take_in(true)?;
+            self.ready.extend(ready);
+        }
+    }
+}
+
 impl FileObserver for FaultyReader {
     fn opened(&mut self, index: u32, fd: RawFd) {
         self.tries.retain(|(known, _), _| *known != fd);
@@ -272,10 +312,12 @@ impl Reader for FaultyReader {
         if let Fate::Refuse(errno) = fate {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        self.flights.insert(request.token, Airborne { fate, dest, len });
+        let held = self.faults.held.contains(&inode);
+        self.flights.insert(request.token, Airborne { fate, held, dest, len });
         {
             let mut seen = self.seen();
             seen.in_flight = self.flights.len();
+            seen.most_held = seen.most_held.max(self.flights.values().filter(|it| it.held).count());
             seen.most_in_flight = seen.most_in_flight.max(seen.in_flight);
         }
         match fate {
@@ -309,6 +351,9 @@ impl Reader for FaultyReader {
             random.shuffle(&mut self.ready);
             // At least one if the caller waits; others are held back.
             count = random.below(count + 1).max(usize::from(block).min(count));
+        }
+        if !self.faults.held.is_empty() {
+            count = self.hold_back(block)?;
         }
         for completion in self.ready.drain(..count) {
             let flight = self.flights.remove(&completion.token);

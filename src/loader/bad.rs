@@ -210,11 +210,11 @@ impl Pipeline {
         });
         for read in reads {
             // Nothing is in flight, so there is a token, and a chunk.
-            let (Some(token), Some(chunk)) = (self.tokens.pop(), self.staging.take()) else {
+            let flight = self.staging.take().map(|chunk| Flight::probe(group, read, chunk));
+            let Some((flight, token)) = flight.and_then(|flight| Some((flight, self.take_off(flight)?)))
+            else {
                 return Err(Error::new(ErrorKind::Closed, "a probe found reads in flight"));
             };
-            let flight = Flight::probe(group, read, chunk);
-            self.flights[token as usize] = Some(flight);
             self.bad.probed = None;
             if let Err(error) = self.launch(token, flight) {
                 self.land(token);
@@ -273,7 +273,8 @@ impl Pipeline {
         );
         if let Err(error) = planned {
             self.fail(self.first + fills.first().map_or(0, |fill| *fill as u64), error);
-            (plan.reads, fills) = Default::default();
+            plan.clear(self.setup.drives.count());
+            fills.clear();
         }
         let columns = self.setup.layout.columns.len();
         for (i, &fill) in fills.iter().enumerate() {
@@ -284,7 +285,7 @@ impl Pipeline {
             fill.left = info.samples.len() as u64 * self.setup.dataset.sample_bytes();
         }
         let group = &mut self.groups[at];
-        (group.started, group.left) = (0, plan.reads.len());
+        group.left = plan.reads.len();
         group.plan = plan;
     }
 }

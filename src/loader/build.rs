@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use crossbeam_channel::{Receiver, bounded};
 
+use super::depth::{Depth, MOST_READS};
 use super::pipeline::{Links, Setup};
 use super::plan::Layout;
 use super::polls::Verdict;
@@ -16,7 +17,7 @@ use super::stats::Stats;
 use super::timing::{Timing, Watch};
 use super::{Loader, LoaderBuilder, Settings, Shared, StopHandle};
 use crate::backend::{Backend, Chosen, GdsSettings, Polling, Wanted, choose};
-use crate::dataset::Mixture;
+use crate::dataset::{Mixture, ShardFile};
 use crate::launch::{Agreement, Entered, Registration};
 use crate::memory::{Target, resolve};
 use crate::order::{Batches, Cut, Run, Shuffle, Stand};
@@ -93,9 +94,7 @@ impl LoaderBuilder {
             }
             None => choose(wanted)?,
         };
-        let drives = Drives::new(self.dataset.files().iter().map(|file| file.identity().device));
-        #[cfg(test)]
-        let drives = if self.pretend_polled { drives.pretend_polled() } else { drives };
+        let drives = self.drives();
         self.check_polling(&chosen, &drives)?;
         let mut loader = loop {
             let built = self.build_with(
@@ -119,6 +118,17 @@ impl LoaderBuilder {
         };
         self.enter(&mut loader, &run, stand)?;
         Ok(loader)
+    }
+
+    /// What the files are on.
+    fn drives(&self) -> Arc<Drives> {
+        let device = |file: &ShardFile| file.identity().device;
+        #[cfg(test)]
+        let device = |file: &ShardFile| self.pretend_device.map_or(device(file), |device| device(file));
+        let drives = Drives::new(self.dataset.files().iter().map(device));
+        #[cfg(test)]
+        let drives = if self.pretend_polled { drives.pretend_polled() } else { drives };
+        Arc::new(drives)
     }
 
     /// Whether any backend will do.
@@ -170,11 +180,11 @@ impl LoaderBuilder {
     fn build_with(
         &mut self,
         (run, batches, stand): (&Run, Batches, Stand),
-        (io, file_systems, drives): (&Io, &[FileSystem], &Drives),
+        (io, file_systems, drives): (&Io, &[FileSystem], &Arc<Drives>),
         (target, device_reason): (&Target, &str),
         chosen: Chosen,
     ) -> Result<Loader> {
-        let (depth, io_bytes) = (io.depth, io.bytes);
+        let (asked, io_bytes) = (io.depth, io.bytes);
         let on_gpu = !target.contexts().is_empty();
         let at_once = chosen.backend == Backend::PageCache;
         let by_gds = chosen.backend == Backend::Gds;
@@ -192,9 +202,9 @@ impl LoaderBuilder {
         let mut files =
             FileTable::new(Arc::clone(&self.dataset), policy, io_bytes, if by_gds { GDS_ALIGN } else { 1 });
         // Every read in flight may be of another file, and planning opens one more.
-        let depth = match files.capacity() {
-            capacity if capacity < self.dataset.files().len() => depth.min(capacity as u32 - 1),
-            _ => depth,
+        let most = match files.capacity() {
+            capacity if capacity < self.dataset.files().len() => MOST_READS.min(capacity as u32 - 1),
+            _ => MOST_READS,
         };
         let mut layout = Layout::new(&self.dataset, rows, io_bytes, at_once || (on_gpu && !by_gds))
             .ok_or_else(|| {
@@ -204,19 +214,31 @@ impl LoaderBuilder {
             })?;
         layout.cut = io.cut;
         // Chunks are read into, and for a GPU that many more can be copied from meanwhile.
-        let chunks = if on_gpu && !at_once { chunks_for(depth, io_bytes) } else { depth };
+        let chunks_of = |depth: Depth| match on_gpu && !at_once {
+            true => chunks_for(depth.all, io_bytes),
+            false => depth.all,
+        };
         // A window may be larger than the epoch.
         let together = window.map_or(1, |window| window.min(run.samples).div_ceil(batches.global()));
-        let (ring, free) = self.ring(&layout, (chunks, depth, by_gds), target, (together, rows))?;
+        let mut depth = Depth::new(asked, drives.count(), most, io_bytes);
+        // Several drives make do with less, down to what one would have, before memory is too little.
+        let (ring, free) = loop {
+            let memory = (chunks_of(depth), depth.all, by_gds);
+            match (self.ring(&layout, memory, target, (together, rows)), depth.less(asked, drives.count())) {
+                (Err(error), Some(less)) if error.kind() == ErrorKind::OutOfMemory => depth = less,
+                (made, _) => break made?,
+            }
+        };
+        let chunks = chunks_of(depth);
         // cuFile reads into GPU memory only; what it cannot read passes through a host buffer of each thread.
         let context = target.contexts().first().filter(|_| by_gds);
         let staging = Staging::new(chunks, io_bytes as usize, context, self.clear_slots)?;
-        let bounce_bytes = if by_gds { u64::from(depth) * u64::from(io_bytes) } else { 0 };
+        let bounce_bytes = if by_gds { u64::from(depth.all) * u64::from(io_bytes) } else { 0 };
         let gds = chosen.gds.clone().map(|cufile| {
             let smallest = if self.backend == Backend::Auto { GDS_SMALLEST } else { 0 };
             (cufile, GdsSettings { require: self.require_gds, smallest })
         });
-        let polls = self.polls(chosen.backend, drives, (depth, io_bytes));
+        let polls = self.polls(chosen.backend, drives, (depth.all, io_bytes));
         let mut settings = Settings {
             batches,
             rank: self.rank.clone(),
@@ -224,7 +246,8 @@ impl LoaderBuilder {
             agreement: agreement(self.fingerprint(), self.order_settings(run), stand),
             order: self.order_settings(run),
             prefetch: ring.slots() as u32 - 1,
-            queue_depth: depth,
+            queue_depth: depth.each,
+            drives: drives.files(),
             io_bytes,
             polling: Verdict::by_rule(false, ""), // until the reading thread has tried
             lend_timeout: self.lend_timeout,
@@ -243,17 +266,17 @@ impl LoaderBuilder {
             dataset: Arc::clone(&self.dataset),
             layout,
             backend: settings.chosen.backend,
-            queue_depth: depth,
-            drives: drives.clone(),
+            depth,
+            drives: Arc::clone(drives),
             polled: Vec::new(), // as above
             window,
             clear: self.clear_slots,
             bad_samples: self.bad_samples,
             limit: self.limit(io_bytes)?,
             watch: watch(chunks),
-            notes: self.notes().into_iter().chain(io.note.clone()).collect(),
+            notes: self.notes(depth, drives).into_iter().chain(io.note.clone()).collect(),
         };
-        let pulse = Arc::new(Pulse::new(depth));
+        let pulse = Arc::new(Pulse::new(depth.all));
         files.tells(&pulse);
         let stats = Arc::new(Stats::new(self.dataset.files().len()));
         let cancel = Arc::new(AtomicBool::new(false));
@@ -338,8 +361,19 @@ impl LoaderBuilder {
     }
 
     /// What there is to say of the settings before anything is read.
-    fn notes(&self) -> Vec<String> {
-        let Some(priority) = self.io_priority else { return Vec::new() };
+    fn notes(&self, depth: Depth, drives: &Drives) -> Vec<String> {
+        let mut notes = Vec::new();
+        if drives.count() > 1 && depth.each < self.queue_depth {
+            notes.push(format!(
+                "the {} drives have {} reads in flight together, {} each instead of {}: more would take too much memory, or \
+                 too many open files",
+                drives.count(),
+                depth.all,
+                depth.each,
+                self.queue_depth
+            ));
+        }
+        let Some(priority) = self.io_priority else { return notes };
         let devices: std::collections::BTreeSet<u64> =
             self.dataset.files().iter().map(|file| file.identity().device).collect();
         let ignoring: std::collections::BTreeSet<String> =
@@ -349,7 +383,8 @@ impl LoaderBuilder {
                 "the I/O priority {priority} has no effect where the disk's I/O scheduler is {name}, as it is here"
             )
         };
-        ignoring.into_iter().map(note).collect()
+        notes.extend(ignoring.into_iter().map(note));
+        notes
     }
 
     fn fingerprint(&self) -> &str {

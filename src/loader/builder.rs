@@ -85,6 +85,9 @@ pub struct LoaderBuilder {
     /// Drives are taken to have polled queues.
     #[cfg(test)]
     pub(crate) pretend_polled: bool,
+    /// What a file is taken to be on.
+    #[cfg(test)]
+    pub(crate) pretend_device: Option<fn(&crate::ShardFile) -> u64>,
     #[cfg(test)]
     pub(crate) clock: Option<Box<dyn Clock>>,
     #[cfg(test)]
@@ -127,6 +130,8 @@ impl LoaderBuilder {
             read_timeout: Duration::from_secs(300),
             #[cfg(test)]
             pretend_polled: false,
+            #[cfg(test)]
+            pretend_device: None,
             #[cfg(test)]
             clock: None,
             #[cfg(test)]
@@ -244,9 +249,12 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads in flight at once, from 1 to 4096; for `pread` and `page-cache` that many threads. Default: 16.
+    /// Reads in flight at once on each drive, from 1 to 4096; for `pread` and `page-cache` that many threads. Default: 16.
     ///
-    /// A dataset of more files than may be open at once (a quarter of `ulimit -n`) gets fewer reads than that.
+    /// Files whose `st_dev` differs are taken to be on different drives. Each has a queue of its own, and goes on with the
+    /// reads of later batches as far as there are slots, however slow another one is. Together there are at most 4096
+    /// reads, and no more than take 256 MiB unless a single drive's take more, fit into the memory limits, or may have
+    /// files open (a quarter of `ulimit -n`); drives then have fewer each, which [`Report::notes`](crate::Report::notes) says.
     pub fn queue_depth(mut self, reads: u32) -> Self {
         self.queue_depth = reads;
         self

@@ -65,7 +65,8 @@ impl Flight {
 const MOST_FRUITLESS: u32 = 100;
 
 impl Pipeline {
-    /// Starts planned reads while the queue has room.
+    /// Starts planned reads while queues have room: on each drive in the order of batches, and on all of them at once, so
+    /// that one which is slow or has nothing to do does not keep another from going on with later batches.
     pub(super) fn start_reads(&mut self) {
         self.put_off = None;
         if let Some(watch) = &mut self.setup.watch {
@@ -75,17 +76,22 @@ impl Pipeline {
             // First what is in flight lands, then it is found out which samples are bad.
             return;
         }
-        let mut at = 0;
-        while let Some(&token) = self.tokens.last() {
+        let (mut at, mut drive) = (0, 0);
+        while !self.tokens.is_empty() {
             let Some(group) = self.groups.get(at) else { return };
             // Batches before the one that failed still come, and their reads may be anywhere in their group.
             if self.failed_before(group.first + 1) {
                 return;
             }
-            let Some(&read) = group.plan.reads.get(group.started) else {
-                at += 1;
+            let Some(&share) = group.plan.shares.get(drive) else {
+                (at, drive) = (at + 1, 0);
                 continue;
             };
+            if share.left() == 0 || self.flying[drive] >= self.setup.depth.each {
+                drive += 1;
+                continue;
+            }
+            let read = group.plan.reads[share.next];
             let staged = matches!(read.target, Target::Chunk { .. });
             if staged && !self.staging.has_free() {
                 // All of them are being read into or copied from.
@@ -97,15 +103,22 @@ impl Pipeline {
                 return;
             }
             let chunk = if staged { self.staging.take() } else { None };
-            self.tokens.pop();
-            self.groups[at].started += 1;
+            self.groups[at].plan.shares[drive].next += 1;
             let mut flight = Flight::new(self.first_group + at as u64, read, chunk);
             flight.began = self.setup.watch.as_ref().map(|watch| watch.tick);
-            self.flights[token as usize] = Some(flight);
+            let Some(token) = self.take_off(flight) else { return };
             if let Err(error) = self.launch(token, flight) {
                 self.give_up(token, &flight, error);
             }
         }
+    }
+
+    /// Gives a read a token, if there is one, until it lands.
+    pub(super) fn take_off(&mut self, flight: Flight) -> Option<u32> {
+        let token = self.tokens.pop()?;
+        self.flights[token as usize] = Some(flight);
+        self.flying[self.setup.drives.of(flight.read.file) as usize] += 1;
+        Some(token)
     }
 
     /// Gives a read to the backend, from its present base on.
@@ -390,6 +403,7 @@ impl Pipeline {
                 self.staging.give_back(chunk);
             }
             self.pulse.land(token);
+            self.flying[self.setup.drives.of(flight.read.file) as usize] -= 1;
             self.tokens.push(token);
         }
     }

@@ -4,6 +4,7 @@ mod bad;
 mod batch;
 mod build;
 mod builder;
+mod depth;
 mod flight;
 mod leave;
 mod live;
@@ -133,6 +134,8 @@ pub(crate) struct Settings {
     pub(crate) order: Vec<(&'static str, String)>,
     pub(crate) prefetch: u32,
     pub(crate) queue_depth: u32,
+    /// The devices, and how many files are on each.
+    pub(crate) drives: Vec<(u64, u64)>,
     pub(crate) io_bytes: u32,
     polling: Verdict,
     pub(crate) lend_timeout: Duration,
@@ -175,6 +178,8 @@ pub struct Report {
     /// The file systems that the files of the dataset lie on, in the order of the first file on each, as they were when the
     /// loader was built.
     pub file_systems: Vec<FileSystem>,
+    /// What the files are on, as the kernel tells it: each has a queue of its own.
+    pub drives: Vec<DriveFiles>,
     /// Whether reads were polled for, and why.
     pub polling: PollingReport,
     /// Payload bytes read, by the way they took. Batches that were read ahead and not yet delivered count.
@@ -187,6 +192,22 @@ pub struct Report {
     pub bad_samples: Vec<BadSample>,
     /// What the backend had to do without, such as registered buffers; known at the end of each epoch.
     pub notes: Vec<String>,
+}
+
+/// A device, and how many files of the dataset are on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DriveFiles {
+    /// The numbers of the device, `major:minor`. Major 0: the file system has no block device of its own (NFS, btrfs, tmpfs).
+    pub device: String,
+    /// The number of files.
+    pub files: u64,
+}
+
+impl DriveFiles {
+    fn of(&(device, files): &(u64, u64)) -> DriveFiles {
+        DriveFiles { device: format!("{}:{}", libc::major(device), libc::minor(device)), files }
+    }
 }
 
 impl Shared {
@@ -323,7 +344,7 @@ impl Loader {
         self.settings.prefetch
     }
 
-    /// How many reads are in flight at once.
+    /// How many reads are in flight at once on each drive (see [`LoaderBuilder::queue_depth`]).
     pub fn queue_depth(&self) -> u32 {
         self.settings.queue_depth
     }
@@ -349,6 +370,7 @@ impl Loader {
             passed_over: self.settings.chosen.passed_over.clone(),
             gds_route: self.settings.chosen.gds.as_ref().map(|(_, route)| *route),
             file_systems: self.settings.file_systems.clone(),
+            drives: self.settings.drives.iter().map(DriveFiles::of).collect(),
             polling: self.settings.polling.report(stats.polled_reads()),
             bytes_by_way: stats.bytes_by_way(),
             bytes_read: stats.bytes_read(),

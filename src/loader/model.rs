@@ -30,9 +30,9 @@
 //!
 //! # What was visited
 //!
-//! All within the bounds that the tests name: 2 to 6 slots, 0 to 6 batches, 1 to 3 epochs, 1 or 2 reads of a batch and in flight,
-//! up to 3 batches planned together, with and without a GPU. That is 2.5 million states in the tests that always run, and 15.6
-//! million in one that is ignored and takes a minute:
+//! All within the bounds that the tests name: 2 to 6 slots, 0 to 6 batches, 1 to 3 epochs, 1 or 2 reads of a batch, 1 or 2
+//! drives with 1 or 2 reads in flight each, up to 3 batches planned together, with and without a GPU. So many millions of
+//! states as the tests print, most of them in one that is ignored and takes a minute:
 //!
 //! ```text
 //! cargo test --release --lib loader::model -- --include-ignored --nocapture
@@ -67,6 +67,7 @@ const HOST: Bounds = Bounds {
     slots: 2,
     batches: 3,
     epochs: 2,
+    drives: 1,
     depth: 1,
     reads: 1,
     window: 1,
@@ -138,6 +139,23 @@ fn batches_that_are_planned_together_keep_every_rule() {
         Bounds { slots: 6, window: 3, panics: false, ..HOST },
     ]);
     assert!(states > 200_000);
+}
+
+#[test]
+fn drives_with_queues_of_their_own_keep_every_rule() {
+    let two = Bounds { drives: 2, slots: 3, ..HOST };
+    let windows = Bounds { slots: 4, window: 2, reads: 2, epochs: 1, panics: false, ..two };
+    let states = visit_all(&[
+        two,
+        Bounds { reads: 2, panics: false, ..two },
+        Bounds { depth: 2, epochs: 1, panics: false, ..two },
+        Bounds { depth: 2, reads: 2, failures: false, panics: false, ..two },
+        windows,
+        Bounds { skip: true, batches: 2, ..windows },
+        Bounds { limited: true, batches: 2, ..windows },
+        Bounds { drives: 2, epochs: 1, depth: 1, reads: 2, panics: false, ..GPU },
+    ]);
+    assert!(states > 100_000);
 }
 
 #[test]
@@ -270,6 +288,7 @@ fn every_planted_fault_is_found() {
         (Fault::EndEpochWaits, stalls, hangs),
         (Fault::DropJoins, stalls, hangs),
         (Fault::CommandsLeftOpen, stalls, hangs),
+        (Fault::OneDriveForAll, Bounds { drives: 2, slots: 3, ..once }, "reads that nobody does"),
     ] {
         let started = Instant::now();
         match explore(&Bounds { fault, ..within }) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::bad::{BadOnes, BadSamples, Suspect};
+use super::depth::Depth;
 use super::flight::Flight;
 use super::nvtx::Range;
 use super::plan::{Layout, Lot, Plan, Planner};
@@ -55,9 +56,9 @@ pub(crate) struct Setup {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) layout: Layout,
     pub(crate) backend: Backend,
-    pub(crate) queue_depth: u32,
+    pub(crate) depth: Depth,
     /// Which file is on which drive.
-    pub(crate) drives: Drives,
+    pub(crate) drives: Arc<Drives>,
     /// For each drive whether its direct reads are polled for; empty where none are.
     pub(crate) polled: Vec<bool>,
     /// Positions whose samples are mixed with each other: their batches are read together, as far as slots allow.
@@ -129,6 +130,8 @@ pub(crate) struct Pipeline {
     /// Reads in flight, by token.
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) tokens: Vec<u32>,
+    /// How many of them each drive has, by its number.
+    pub(super) flying: Vec<u32>,
     pub(super) done: Vec<Completion>,
     /// The limit on bytes per second keeps the next read from starting, for so long.
     pub(super) put_off: Option<Duration>,
@@ -153,8 +156,6 @@ pub(super) struct Group {
     pub(super) plan: Plan,
     /// The number of the first of their slots.
     pub(super) first: u64,
-    /// How many reads of the plan have been started.
-    pub(super) started: usize,
     /// Reads that have not landed, those not yet started included.
     pub(super) left: usize,
 }
@@ -189,7 +190,7 @@ impl Pipeline {
         places: Places,
     ) -> Self {
         let Places { ring, staging, copier, pinned } = places;
-        let depth = setup.queue_depth as usize;
+        let depth = setup.depth.all as usize;
         Pipeline {
             reader,
             _reader_ends: ReaderEnds(Arc::clone(&links.pulse)),
@@ -197,7 +198,7 @@ impl Pipeline {
             pinned,
             files,
             staging,
-            planner: Planner::default(),
+            planner: Planner::new(Arc::clone(&setup.drives)),
             spare: Vec::with_capacity(ring.slots()),
             forming: Vec::with_capacity(ring.slots()),
             filling: VecDeque::with_capacity(ring.slots()),
@@ -208,6 +209,7 @@ impl Pipeline {
             idle: Vec::with_capacity(ring.slots()),
             flights: vec![None; depth],
             tokens: (0..depth as u32).rev().collect(),
+            flying: vec![0; setup.drives.count().max(1)],
             done: Vec::with_capacity(depth),
             put_off: None,
             bad: BadOnes::default(),
@@ -251,11 +253,8 @@ impl Pipeline {
         let count = task.batches.count();
         let mut batch = 0;
         while !self.cancelled() {
-            // Plan just far enough ahead to keep the queue full: a plan fixes what is read from where.
-            while batch < count
-                && self.failure.is_none()
-                && self.unstarted() < self.setup.queue_depth as usize
-            {
+            // Plan just far enough ahead to keep every drive's queue full: a plan fixes what is read from where.
+            while batch < count && self.failure.is_none() && self.some_drive_wants_more() {
                 let together = self.slots_for(&task.batches, batch)?;
                 if together == 0 {
                     break;
@@ -443,9 +442,11 @@ impl Pipeline {
         self.waited(Wait::Limit, from);
     }
 
-    /// Reads that are planned and not yet started.
-    fn unstarted(&self) -> usize {
-        self.groups.iter().map(|group| group.plan.reads.len() - group.started).sum()
+    /// Whether fewer reads are planned and not yet started than some drive can have in flight.
+    fn some_drive_wants_more(&self) -> bool {
+        let unstarted =
+            |drive: usize| self.groups.iter().map(|group| group.plan.shares[drive].left()).sum::<usize>();
+        (0..self.flying.len()).any(|drive| unstarted(drive) < self.setup.depth.each as usize)
     }
 
     /// Plans batches from `batch` on, `together` of them, for which there are spare slots. Returns how many it planned:
@@ -504,7 +505,7 @@ impl Pipeline {
             self.filling.push_back(Fill { slot, left });
         }
         let left = plan.reads.len();
-        self.groups.push_back(Group { plan, first: number, started: 0, left });
+        self.groups.push_back(Group { plan, first: number, left });
         planned as u64
     }
 

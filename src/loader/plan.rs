@@ -3,10 +3,12 @@
 //! Samples that are neighbours both in the file and in the batch form a run. A run is read straight into the slot
 //! where direct I/O's boundaries allow; the rest goes through a staging chunk, from which the payload is copied.
 
+use std::sync::Arc;
+
 use crate::Result;
 use crate::backend::Piece;
 use crate::dataset::Dataset;
-use crate::storage::FileMode;
+use crate::storage::{Drives, FileMode};
 
 /// Where the columns of a batch lie in a slot. The same for every slot and every batch.
 #[derive(Debug, Clone)]
@@ -93,10 +95,53 @@ pub(crate) enum Target {
 /// The reads of some batches that are read together, and where their columns start. Reused again and again.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
+    /// Those of a drive are neighbours.
     pub(crate) reads: Vec<PlannedRead>,
+    /// For each drive, by its number, which reads it has to do.
+    pub(crate) shares: Vec<Share>,
     pub(crate) pieces: Vec<Piece>,
     /// For each batch, and in it for each column, the first byte of its payload in the batch's slot.
     pub(crate) starts: Vec<usize>,
+}
+
+/// The reads of one drive in a plan that have not been started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) next: usize,
+    pub(crate) end: usize,
+}
+
+impl Share {
+    pub(crate) fn left(self) -> usize {
+        self.end - self.next
+    }
+}
+
+impl Plan {
+    /// Makes it a plan of nothing, for so many drives.
+    pub(crate) fn clear(&mut self, drives: usize) {
+        self.reads.clear();
+        self.pieces.clear();
+        self.starts.clear();
+        self.shares.clear();
+        self.shares.resize(drives.max(1), Share { next: 0, end: 0 });
+    }
+
+    /// Puts the reads into order: by drive, and on each by place.
+    fn sort(&mut self, drives: &Drives) {
+        if let [only] = &mut self.shares[..] {
+            self.reads.sort_unstable_by_key(|read| (read.file, read.offset));
+            only.end = self.reads.len();
+            return;
+        }
+        self.reads.sort_unstable_by_key(|read| (drives.of(read.file), read.file, read.offset));
+        let mut next = 0;
+        for (drive, share) in self.shares.iter_mut().enumerate() {
+            let end = self.reads.partition_point(|read| drives.of(read.file) as usize <= drive);
+            *share = Share { next, end };
+            next = end;
+        }
+    }
 }
 
 /// One batch to be planned: where in the ring its slot starts, and its samples.
@@ -130,11 +175,16 @@ struct Part {
 /// Makes plans, and keeps the memory that it needs for that.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
+    drives: Arc<Drives>,
     runs: Vec<Run>,
     parts: Vec<Part>,
 }
 
 impl Planner {
+    pub(crate) fn new(drives: Arc<Drives>) -> Planner {
+        Planner { drives, ..Planner::default() }
+    }
+
     /// Plans the reads of `count` batches together, so that samples of different batches that are neighbours in a file
     /// are read at once. `mode_of` says how a file is read, and may have to open it for that.
     pub(crate) fn plan<'a>(
@@ -146,9 +196,7 @@ impl Planner {
         lot: impl Fn(usize) -> Lot<'a>,
         mut mode_of: impl FnMut(u32) -> Result<FileMode>,
     ) -> Result<()> {
-        plan.reads.clear();
-        plan.pieces.clear();
-        plan.starts.clear();
+        plan.clear(self.drives.count());
         let columns = dataset.columns().len();
         plan.starts.resize(count * columns, 0);
         for (index, (column, region)) in dataset.columns().iter().zip(&layout.columns).enumerate() {
@@ -185,7 +233,7 @@ impl Planner {
             }
             self.stage(plan, layout);
         }
-        plan.reads.sort_unstable_by_key(|read| (read.file, read.offset));
+        plan.sort(&self.drives);
         Ok(())
     }
 

@@ -79,10 +79,10 @@ impl Start {
                 let chunks = staging.regions().zip(staging.buffer().into_iter().cycle());
                 let regions: Vec<_> = slots.chain(chunks).collect();
                 let io_bytes = setup.layout.io_bytes;
-                Box::new(GdsReader::new(cufile, settings, setup.queue_depth, io_bytes, &regions)?)
+                Box::new(GdsReader::new(cufile, settings, setup.depth.all, io_bytes, &regions)?)
             }
             (Backend::Pread | Backend::PageCache, _) => {
-                Box::new(PoolReader::new(setup.queue_depth, first.cloned())?)
+                Box::new(PoolReader::new(setup.depth.all, first.cloned())?)
             }
             (Backend::Auto | Backend::Uring | Backend::Gds, _) => {
                 let (reader, verdict) = uring(&mut setup, polls, &regions, &mut files, &staging)?;
@@ -119,7 +119,7 @@ fn uring(
     files: &mut FileTable,
     staging: &Staging,
 ) -> Result<(UringReader, Verdict)> {
-    let (depth, places) = (setup.queue_depth, files.capacity() as u32);
+    let (depth, places) = (setup.depth.all, files.capacity() as u32);
     let refused = |it: NoRing| Error::new(ErrorKind::Unavailable, it.0).by(Backend::Uring.name());
     let unpolled = || UringReader::new(depth, regions, places).map_err(refused);
     let (polled, trial) = match polls {

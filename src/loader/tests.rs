@@ -3,6 +3,7 @@
 
 mod bad;
 mod changed;
+mod drives;
 mod gap;
 mod live;
 mod polling;

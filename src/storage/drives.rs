@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// Devices by their `st_dev`, numbered in the order in which files name them.
 ///
 /// What a file system gives as the device of its files counts: two partitions of a disk are two, as are two btrfs subvolumes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Drives {
     devices: Vec<u64>,
     /// For each file the number of its device.
@@ -44,6 +44,13 @@ impl Drives {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.devices.len()
+    }
+
+    /// Each device, with the number of files on it.
+    pub(crate) fn files(&self) -> Vec<(u64, u64)> {
+        let mut all: Vec<_> = self.devices.iter().map(|&device| (device, 0)).collect();
+        self.of.iter().for_each(|&drive| all[drive as usize].1 += 1);
+        all
     }
 
     /// The number of the device that a file is on.
@@ -114,6 +121,7 @@ mod tests {
         let drives = Drives::new([7, 7, 3, 7, 9, 3].into_iter());
         assert_eq!((drives.count(), &drives.devices[..]), (3, &[7, 3, 9][..]));
         assert_eq!((0..6).map(|file| drives.of(file)).collect::<Vec<_>>(), [0, 0, 1, 0, 2, 1]);
+        assert_eq!(drives.files(), [(7, 3), (3, 2), (9, 1)]);
         assert_eq!(Drives::new([].into_iter()).count(), 0);
     }
 

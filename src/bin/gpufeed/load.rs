@@ -344,6 +344,8 @@ impl Load {
             .collect();
         let devices: Vec<_> = report.devices.iter().map(|device| device.to_string()).collect();
         let devices = devices.join(",");
+        let drives: Vec<_> =
+            report.drives.iter().map(|it| json!({ "device": it.device, "files": it.files })).collect();
         let mut all = json!({
             "samples": totals.samples,
             "batches": totals.batches,
@@ -364,6 +366,8 @@ impl Load {
             "gds_route": report.gds_route.map(|route| route.name()),
             "passed_over": passed_over,
             "file_systems": report.file_systems.iter().map(file_system).collect::<Vec<_>>(),
+            "queue_depth": loader.queue_depth(),
+            "drives": drives,
             "polling": {
                 "used": report.polling.used,
                 "reads": report.polling.reads,
@@ -412,6 +416,11 @@ impl Load {
         println!("backend {}: {}", report.backend, report.backend_reason);
         if let Some(route) = report.gds_route {
             println!("cuFile goes by {}, as its driver's properties say", route.name());
+        }
+        if report.drives.len() > 1 {
+            let drives: Vec<_> =
+                report.drives.iter().map(|it| format!("{} ({} files)", it.device, it.files)).collect();
+            println!("drives: {}; up to {} reads in flight on each", drives.join(", "), loader.queue_depth());
         }
         let polled = if report.polling.used { "yes" } else { "no" };
         println!("polled for: {polled}: {}", report.polling.reason);

@@ -37,7 +37,8 @@ pub(crate) struct LoaderArgs {
     /// Batches read ahead. [default: what makes 32 MiB, from 2 to 16; two windows with --shuffle blocks]
     #[arg(long, value_name = "N")]
     prefetch: Option<u32>,
-    /// Reads in flight at once; for pread and page-cache that many threads. [default: 16, or what `load --tune` found]
+    /// Reads in flight at once on each drive that the files are on; for pread and page-cache that many threads. [default:
+    /// 16, or what `load --tune` found]
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
     /// The most bytes that one read asks for. [default: what suits the storage, mostly 1MiB, or what `load --tune` found]

@@ -3,7 +3,8 @@
 
 use super::checker::By::{self, Thread, World};
 use super::reads::{
-    Group, give_up, has_suspects, in_flight, is_whole, is_whole_in, not_whole, retire_plans, unstarted,
+    Group, give_up, has_suspects, in_flight, in_flight_on, is_whole, is_whole_in, not_whole, retire_plans,
+    some_drive_wants_more,
 };
 use super::state::{ANY, Bounds, Command, Delivery, Fault, Reader, ReaderAt, State, Steps};
 
@@ -202,7 +203,7 @@ fn plan_more(steps: &mut Steps<'_>) {
     let mut outcomes = Outcomes::new();
     let reader = &from.reader;
     let plan =
-        reader.batch < bounds.batches && reader.failure == ANY && unstarted(reader, &bounds) < bounds.depth;
+        reader.batch < bounds.batches && reader.failure == ANY && some_drive_wants_more(reader, &bounds);
     if !plan {
         read_on(Thread, from, &bounds, &mut outcomes);
         return add_all(steps, "deliver has planned enough", outcomes);
@@ -349,17 +350,22 @@ fn plan_again(by: By, from: State, place: usize, bounds: &Bounds, outcomes: &mut
 /// `Pipeline::start_reads`
 fn start_reads(by: By, mut to: State, bounds: &Bounds, outcomes: &mut Outcomes) {
     to.reader.put_off = false;
-    let mut place = 0;
+    let (mut place, mut drive) = (0, 0);
     while !has_suspects(&to.reader) {
         let flying = in_flight(&to.reader, bounds).len();
         let Some(group) = to.reader.groups.items().get(place).copied() else { break };
         // Batches before the one that failed still come, and their reads may be anywhere in their group.
         let last = if bounds.fault == Fault::FailureStopsGroup { ANY - 1 } else { group.first };
-        if flying == bounds.depth || to.reader.failure <= last {
+        if flying == bounds.depth * bounds.drives || to.reader.failure <= last {
             break;
         }
-        if usize::from(group.started) == group.reads(bounds).len() {
-            place += 1;
+        if drive == bounds.drives || (drive == 1 && bounds.fault == Fault::OneDriveForAll) {
+            (place, drive) = (place + 1, 0);
+            continue;
+        }
+        let full = in_flight_on(&to.reader, drive, bounds).len() == bounds.depth;
+        if full || group.left(drive, bounds) == 0 {
+            drive += 1;
             continue;
         }
         if bounds.chunks.is_some_and(|chunks| flying + to.reader.busy == chunks) {
@@ -371,11 +377,12 @@ fn start_reads(by: By, mut to: State, bounds: &Bounds, outcomes: &mut Outcomes) 
             go_on(&mut later, bounds);
             outcomes.push((World, later));
         }
-        to.reader.groups.items_mut()[place].started += 1;
+        to.reader.groups.items_mut()[place].started[drive as usize] += 1;
         if bounds.failures {
             // Pipeline::launch fails.
+            let read = group.share(drive, bounds).start + group.started[drive as usize];
             let mut refused = to;
-            give_up(&mut refused.reader, (place as u8, group.started), bounds);
+            give_up(&mut refused.reader, (place as u8, read), bounds);
             start_reads(World, refused, bounds, outcomes);
         }
     }

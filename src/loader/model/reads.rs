@@ -1,5 +1,7 @@
 //! The reads of planned batches: which are in flight, and which batches they have made whole.
 
+use std::ops::Range;
+
 use super::state::{Bounds, Fifo, Reader};
 
 /// `pipeline::Group`.
@@ -12,8 +14,8 @@ pub(super) struct Group {
     pub(super) planned: u8,
     /// Those that were whole when the rest was planned again.
     pub(super) whole: u8,
-    /// How many reads of the plan have started.
-    pub(super) started: u8,
+    /// How many reads of the plan have started, for each drive.
+    pub(super) started: [u8; 2],
     /// Reads that have landed, one bit each.
     pub(super) landed: u8,
     /// Reads that failed.
@@ -27,7 +29,24 @@ impl Group {
         Group { first, batches, planned: (1 << batches) - 1, ..Group::default() }
     }
 
-    /// The plan: for each read, in the order in which they start, the batches that it brings a part of, one bit each. For more
+    /// The reads of a drive in the plan: `plan::Share`. Those of one are neighbours.
+    pub(super) fn share(&self, drive: u8, bounds: &Bounds) -> Range<u8> {
+        let all = self.reads(bounds).len() as u8;
+        let first = match (bounds.drives, all) {
+            (1, _) => all,
+            // By turns the one drive has the only read, and the other.
+            (_, 1) => self.first % 2,
+            _ => all.div_ceil(2),
+        };
+        if drive == 0 { 0..first } else { first..all }
+    }
+
+    /// The reads of a drive that have not started.
+    pub(super) fn left(&self, drive: u8, bounds: &Bounds) -> u8 {
+        self.share(drive, bounds).len() as u8 - self.started[drive as usize]
+    }
+
+    /// The plan: for each read, in the order in which they start on a drive, the batches that it brings a part of, one bit each. For more
     /// than one batch reads come in the order of files, not of batches, and some are for several.
     pub(super) fn reads(&self, bounds: &Bounds) -> &'static [u8] {
         match (self.planned, bounds.reads) {
@@ -77,18 +96,29 @@ pub(super) fn retire_plans(reader: &mut Reader, bounds: &Bounds) {
 /// The reads in flight, as places in `groups` and in their plan.
 pub(super) fn in_flight(reader: &Reader, bounds: &Bounds) -> Fifo<(u8, u8), 4> {
     let mut flying = Fifo::default();
+    for drive in 0..bounds.drives {
+        let of_drive = in_flight_on(reader, drive, bounds);
+        of_drive.items().iter().for_each(|it| flying.push(*it));
+    }
+    flying
+}
+
+/// Those of one drive: `Pipeline::flying`.
+pub(super) fn in_flight_on(reader: &Reader, drive: u8, bounds: &Bounds) -> Fifo<(u8, u8), 4> {
+    let mut flying = Fifo::default();
     for (place, group) in reader.groups.items().iter().enumerate() {
         let done = group.landed | group.failed;
-        let reads = (0..group.started).filter(|read| done >> read & 1 == 0);
-        reads.for_each(|read| flying.push((place as u8, read)));
+        let started = group.share(drive, bounds).take(group.started[drive as usize].into());
+        started.filter(|read| done >> read & 1 == 0).for_each(|read| flying.push((place as u8, read)));
     }
     debug_assert!(flying.len() <= bounds.depth);
     flying
 }
 
-/// `Pipeline::unstarted`: reads that are planned and not yet started.
-pub(super) fn unstarted(reader: &Reader, bounds: &Bounds) -> u8 {
-    reader.groups.items().iter().map(|group| group.reads(bounds).len() as u8 - group.started).sum()
+/// `Pipeline::some_drive_wants_more`: fewer reads are planned and not yet started than some drive can have in flight.
+pub(super) fn some_drive_wants_more(reader: &Reader, bounds: &Bounds) -> bool {
+    let left = |drive| reader.groups.items().iter().map(|group| group.left(drive, bounds)).sum::<u8>();
+    (0..bounds.drives).any(|drive| left(drive) < bounds.depth)
 }
 
 /// Whether the batch at this place in `filling` is whole.

@@ -18,7 +18,9 @@ pub(super) struct Bounds {
     pub(super) batches: u8,
     /// How often the caller may start an epoch.
     pub(super) epochs: u8,
-    /// Reads in flight at once.
+    /// Drives that the files are on: 1 or 2.
+    pub(super) drives: u8,
+    /// Reads in flight at once on each drive.
     pub(super) depth: u8,
     /// Reads of a batch: see [`Group::reads`].
     pub(super) reads: u8,
@@ -74,6 +76,8 @@ pub(super) enum Fault {
     GapBeforeFailure,
     /// `start_reads` starts nothing more of a group that the failed batch is in.
     FailureStopsGroup,
+    /// `start_reads` looks at the first drive alone.
+    OneDriveForAll,
     /// `wait_for_slot` waits for a slot alone.
     CommandsIgnored,
     /// `investigate` does not plan batches again from which bad samples were taken.
