@@ -124,7 +124,7 @@ fn text_for_people_and_json_for_scripts_do_not_mix() {
 fn wrong_arguments_end_with_two_and_failed_work_with_one() {
     let digits = repository("datasets/digits");
     let digits = digits.to_str().unwrap();
-    let wrong: [&[&str]; 22] = [
+    let wrong: [&[&str]; 23] = [
         &[],
         &["lod"],
         &["load"],
@@ -139,6 +139,7 @@ fn wrong_arguments_end_with_two_and_failed_work_with_one() {
         &["load", digits, "--shuffle", "some"],
         &["load", digits, "--last-batch", "keep"],
         &["load", digits, "--queue-depth", "0"],
+        &["load", digits, "--polling", "sometimes"],
         &["load", digits, "--prefetch", "0"],
         &["load", digits, "--record-bytes", "0"],
         &["inspect", digits, "--format", "parquet"],
@@ -169,6 +170,23 @@ fn wrong_arguments_end_with_two_and_failed_work_with_one() {
     let out = folder.path().join("no/such/folder/order");
     let (status, _, stderr) = ran(&["load", digits, "--order-out", out.to_str().unwrap()]);
     assert!(status == 1 && stderr.contains(out.to_str().unwrap()), "{stderr}");
+}
+
+#[test]
+fn polling_and_drives_are_told_and_polling_that_cannot_be_is_an_error() {
+    let digits = repository("datasets/digits");
+    let digits = digits.to_str().unwrap();
+    let it = json(&["load", digits, "--polling", "never", "--queue-depth", "3"]);
+    assert_eq!(it["polling"]["used"], false, "{it}");
+    assert!(it["polling"]["reason"].as_str().unwrap().contains("switched off"), "{it}");
+    assert_eq!((it["polling"]["reads"].as_u64(), it["queue_depth"].as_u64()), (Some(0), Some(3)));
+    let drives = it["drives"].as_array().unwrap();
+    assert!(drives.len() == 1 && drives[0]["device"].as_str().unwrap().contains(':'), "{it}");
+    assert!(drives[0]["files"].as_u64() > Some(0), "{it}");
+    let (status, _, stderr) = ran(&["load", digits, "--polling", "always", "--backend", "pread"]);
+    assert!(status == 1 && stderr.contains("only the backend uring polls"), "{stderr}");
+    let (status, stdout, _) = ran(&["load", digits, "--polling", "auto"]);
+    assert!(status == 0 && stdout.contains("polled for: no: "), "{stdout}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod cuda_common;
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use common::{
 use gpufeed::{
     Backend, Dataset, Dtype, ErrorKind, LastBatch, OpenOptions, Order, Shuffle, Way, evict, residency,
 };
+use tempfile::TempDir;
 
 fn records(paths: Vec<PathBuf>, record: u64) -> Arc<Dataset> {
     Dataset::builder().records("data", paths, Dtype::U8, &[record]).build().map(Arc::new).unwrap()
@@ -25,10 +26,16 @@ fn records(paths: Vec<PathBuf>, record: u64) -> Arc<Dataset> {
 
 /// Everything about one dataset of records: every backend, order, policy, batch and I/O size.
 fn conform(record: usize, shards: &[usize], batches: &[u64], io_bytes: &[u64]) {
-    let folder = folder();
+    conform_in(&[folder()], record, shards, batches, io_bytes);
+}
+
+/// The same, with shards in these folders by turns.
+fn conform_in(folders: &[TempDir], record: usize, shards: &[usize], batches: &[u64], io_bytes: &[u64]) {
     let parts: Vec<Vec<u8>> =
         shards.iter().enumerate().map(|(i, n)| noise((record * 31 + i) as u64, n * record)).collect();
-    let paths = write_shards(folder.path(), &parts);
+    let path = |i: usize| folders[i % folders.len()].path().join(format!("shard-{i:04}.bin"));
+    let paths: Vec<PathBuf> =
+        parts.iter().enumerate().map(|(i, bytes)| (write(&path(i), bytes), path(i)).1).collect();
     let all: Vec<u8> = paths.iter().flat_map(|path| fs::read(path).unwrap()).collect();
     let dataset = records(paths.clone(), record as u64);
     let samples = dataset.len();
@@ -60,6 +67,7 @@ fn conform(record: usize, shards: &[usize], batches: &[u64], io_bytes: &[u64]) {
                         assert_eq!(loader.batches_per_epoch(), wanted.len() as u64);
                         // A sample that comes twice in a batch is read once.
                         let report = loader.report();
+                        assert_eq!((report.drives.len(), loader.queue_depth()), (folders.len(), 8));
                         assert!(last == LastBatch::Pad || report.bytes_read >= report.bytes_by_way.total());
                     }
                 }
@@ -93,6 +101,18 @@ fn records_near_a_page_are_right_by_every_backend() {
 fn records_of_images_and_beyond_the_largest_io_are_right_by_every_backend() {
     conform(150_528, &[9, 4, 1], &[3, 14], &[4096, 64 << 10, 1 << 20]);
     conform((1 << 20) + 13, &[3, 2], &[2], &[64 << 10, 1 << 20]);
+}
+
+#[test]
+fn records_on_two_devices_are_right_by_every_backend() {
+    let Ok(other) = tempfile::tempdir_in("/dev/shm") else {
+        return eprintln!("skipped: there is no /dev/shm");
+    };
+    let folders = [folder(), other];
+    let [first, second] = [&folders[0], &folders[1]].map(|it| fs::metadata(it.path()).unwrap().dev());
+    assert_ne!(first, second, "the target folder is in the same file system as /dev/shm");
+    conform_in(&folders, 511, &[40, 1, 33, 8], &[5, 82], &[4096, 64 << 10]);
+    conform_in(&folders, 4096, &[20, 40], &[4, 60], &[4096, 1 << 20]);
 }
 
 #[test]
