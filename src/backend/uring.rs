@@ -35,6 +35,8 @@ struct PolledRing {
     refused: Vec<bool>,
     /// Reads that were completed here.
     count: u64,
+    /// What the ring had to do without from the beginning, which is of no account when it goes.
+    made_with: Vec<String>,
 }
 
 impl UringReader {
@@ -51,28 +53,38 @@ impl UringReader {
     }
 
     /// As `new`, with a polled ring beside it for reads of `drives` drives. Each of the two registers the regions, so they
-    /// count twice as locked memory.
-    pub(crate) fn polling(depth: u32, regions: &[Region], files: u32, drives: usize) -> Result<Self, NoRing> {
-        let mut ring = Ring::new(depth, Finds::ByPolling)?;
-        let mut notes = Vec::new();
-        // First, since most reads will go there: if locked memory is enough for one of them, then for this one.
-        ring.register(regions, files, &mut notes);
+    /// count twice as locked memory; if that is enough for one of the rings only, then for the polled one if it is `first`.
+    pub(crate) fn polling(
+        depth: u32,
+        regions: &[Region],
+        files: u32,
+        (drives, first): (usize, bool),
+    ) -> Result<Self, NoRing> {
+        let (mut ring, mut notes) = (Ring::new(depth, Finds::ByPolling)?, Vec::new());
+        if first {
+            ring.register(regions, files, &mut notes);
+        }
         let mut reader = UringReader::new(depth, regions, files)?;
-        notes.append(&mut reader.notes);
-        reader.notes = notes;
+        if !first {
+            ring.register(regions, files, &mut notes);
+        }
+        reader.notes.extend(notes.iter().cloned());
         reader.polled = Some(PolledRing {
             ring,
             reads: vec![None; depth as usize],
             turned_away: Vec::with_capacity(depth as usize),
             refused: vec![false; drives],
             count: 0,
+            made_with: notes,
         });
         Ok(reader)
     }
 
-    /// Gives up the polled ring, when what it has in flight is done. It may have nothing in flight that is still to be reaped.
+    /// Gives up the polled ring. Nothing may be in flight that is still to be reaped.
     pub(crate) fn stop_polling(&mut self) {
-        self.polled = None;
+        if let Some(polled) = self.polled.take() {
+            self.notes.retain(|note| !polled.made_with.contains(note));
+        }
     }
 
     /// Whether there is a polled ring, and no drive has refused to be polled.
@@ -93,7 +105,7 @@ impl PolledRing {
 
     /// Takes the completions that are there; reads that cannot be polled for become `turned_away`.
     fn take(&mut self, done: &mut Vec<Completion>, notes: &mut Vec<String>) {
-        let PolledRing { ring, reads, turned_away, refused, count } = self;
+        let PolledRing { ring, reads, turned_away, refused, count, .. } = self;
         ring.take(|token, result| {
             let read = reads[token as usize].take();
             match (-result, read) {
@@ -253,7 +265,7 @@ mod tests {
 
     fn reader(memory: &HostMapping, files: &[File; 2]) -> Option<UringReader> {
         let regions = [Region { start: Address::Host(memory.as_ptr()), len: memory.len() }];
-        match UringReader::polling(BLOCKS, &regions, 2, 2) {
+        match UringReader::polling(BLOCKS, &regions, 2, (2, true)) {
             Ok(mut reader) => {
                 (0..2).for_each(|place| reader.opened(place, files[place as usize].as_raw_fd()));
                 Some(reader)
@@ -320,6 +332,24 @@ mod tests {
         assert_eq!(notes.len(), 1, "{notes:?}");
         let refused = &reader.polled.as_ref().unwrap().refused;
         assert_eq!(refused, &[false, true]);
+    }
+
+    #[test]
+    fn a_ring_that_is_given_up_takes_its_notes_along_and_reads_go_on() {
+        let (_folder, files) = files();
+        let memory = HostMapping::new((BLOCKS * BLOCK) as usize).unwrap();
+        let Some(mut reader) = reader(&memory, &files) else { return };
+        let note = |text: &str| text.to_string();
+        reader.notes.extend([note("of the first"), note("of the second")]);
+        reader.polled.as_mut().unwrap().made_with.push(note("of the second"));
+        reader.stop_polling();
+        assert!(!reader.polls() && reader.notes().last() == Some(&note("of the first")));
+        start(&mut reader, &memory, &files, |_| Some(0));
+        let mut done = Vec::new();
+        while done.len() < BLOCKS as usize {
+            reader.reap(true, &mut done).unwrap();
+        }
+        assert!(done.iter().all(|it| it.result.as_ref().ok() == Some(&BLOCK)) && reader.polled() == 0);
     }
 
     #[test]

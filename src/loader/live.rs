@@ -102,7 +102,7 @@ impl LoaderStats {
         self.waits[wait as usize]
     }
 
-    /// How many of a stage went on at once, on average: for reads the part of the queue depth that was in use.
+    /// How many of a stage went on at once, on average: for reads the part of the drives' queues that was in use.
     pub fn occupancy(&self, stage: Stage) -> f64 {
         let elapsed = self.elapsed.as_secs_f64();
         if elapsed > 0.0 { self.stage(stage).total.as_secs_f64() / elapsed } else { 0.0 }

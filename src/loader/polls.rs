@@ -70,8 +70,9 @@ pub(super) struct Trial {
 const ROUNDS: u32 = 4;
 /// The parts of all rounds, and one before them that does not count: drives sleep.
 const PARTS: u32 = 2 * ROUNDS + 1;
-/// A part reads so many bytes, if that keeps the queue full.
+/// A part reads so many bytes, if that keeps the queue full, or as many as come in so long.
 const PART_BYTES: u64 = 1 << 20;
+const PART_LASTS: Duration = Duration::from_millis(50);
 /// A dataset smaller than so many trials is read without one.
 const WORTH_IT: u64 = 64;
 /// Faster by less than this is not worth a processor.
@@ -190,14 +191,14 @@ impl Trial {
             Ok(Verdict::by_rule(false, "no file on a drive with polled queues is read directly"))
         } else {
             let (begun, mut part, mut failed) = (Instant::now(), 0, None);
-            let verdict = compete(u64::from(self.len) * u64::from(self.reads), |polled| {
+            let verdict = compete(|polled| {
                 part += 1;
                 if begun.elapsed() > LONGEST {
                     return Ok(None);
                 }
-                let (took, errno) = self.part(reader, &open, (staging, region), (part - 1, polled))?;
+                let (rate, errno) = self.part(reader, &open, (staging, region), (part - 1, polled))?;
                 failed = failed.or(errno);
-                Ok((errno.is_none() && (reader.polls() || !polled)).then_some(took))
+                Ok((errno.is_none() && (reader.polls() || !polled)).then_some(rate))
             });
             match (verdict, failed) {
                 (Ok(_), Some(errno)) => {
@@ -249,20 +250,21 @@ impl Trial {
         Ok(open)
     }
 
-    /// One part: how long it took, and the code of a read that failed.
+    /// One part: how many bytes came in a second, and the code of a read that failed.
     fn part(
         &self,
         reader: &mut UringReader,
         open: &[Open],
         (staging, region): (&Staging, u32),
         (part, polled): (u32, bool),
-    ) -> std::io::Result<(Duration, Option<i32>)> {
+    ) -> std::io::Result<(f64, Option<i32>)> {
         let mut tokens: Vec<u32> = (0..self.depth).collect();
         let mut done = Vec::with_capacity(tokens.len());
         let (mut started, mut landed, mut failed) = (0, 0, None);
         let begun = Instant::now();
-        while landed < started || (started < self.reads && failed.is_none()) {
-            while started < self.reads && failed.is_none() {
+        let mut go_on = true;
+        while landed < started || go_on {
+            while go_on {
                 let Some(token) = tokens.pop() else { break };
                 // The places of all parts lie between each other, so that none reads what another has read.
                 let at = u64::from(started) * u64::from(PARTS) + u64::from(part);
@@ -288,6 +290,7 @@ impl Trial {
                 // file is held open until the trial is over, when all reads have landed or the reader is dropped.
                 unsafe { reader.start(request) }?;
                 started += 1;
+                go_on = started < self.reads;
             }
             reader.reap(true, &mut done)?;
             for completion in done.drain(..) {
@@ -299,17 +302,16 @@ impl Trial {
                     Err(_) => failed = Some(libc::EIO),
                 }
             }
+            go_on = go_on && failed.is_none() && begun.elapsed() < PART_LASTS;
         }
-        Ok((begun.elapsed(), failed))
+        let bytes = u64::from(self.len) * u64::from(landed);
+        Ok((bytes as f64 / begun.elapsed().as_secs_f64().max(1e-9), failed))
     }
 }
 
-/// Has parts of `bytes` bytes done with and without polling, in turn, until all rounds are done or a part is not, and compares
-/// the medians.
-fn compete(
-    bytes: u64,
-    mut part: impl FnMut(bool) -> std::io::Result<Option<Duration>>,
-) -> std::io::Result<Verdict> {
+/// Has parts done with and without polling, in turn, until all rounds are done or a part is not, and compares the medians of
+/// the bytes per second that it is told.
+fn compete(mut part: impl FnMut(bool) -> std::io::Result<Option<f64>>) -> std::io::Result<Verdict> {
     let (mut polled, mut not) = (Vec::new(), Vec::new());
     if part(true)?.is_some() {
         for _ in 0..ROUNDS {
@@ -323,12 +325,11 @@ fn compete(
         let why = format!("a trial of polling got too little done in {LONGEST:?}");
         return Ok(Verdict::by_rule(false, why));
     }
-    let rate = |mut took: Vec<Duration>| {
-        took.sort();
-        let middle = (took[(took.len() - 1) / 2] + took[took.len() / 2]) / 2;
-        bytes as f64 / middle.as_secs_f64().max(1e-9) / f64::from(1u32 << 30)
+    let median = |mut rates: Vec<f64>| {
+        rates.sort_by(f64::total_cmp);
+        (rates[(rates.len() - 1) / 2] + rates[rates.len() / 2]) / 2.0 / f64::from(1u32 << 30)
     };
-    let (polled, not) = (rate(polled), rate(not));
+    let (polled, not) = (median(polled), median(not));
     let polls = polled >= not * MARGIN;
     let much = if polls { "" } else { ", which is not enough of a difference" };
     let reason = format!(
@@ -341,13 +342,13 @@ fn compete(
 mod tests {
     use super::*;
 
-    /// The verdict on parts that take so many milliseconds each, polled and not, the first one apart; `None` for one that is
+    /// The verdict on parts that bring 1 GiB in so many milliseconds each, polled and not, the first one apart; `None` for one that is
     /// not done.
     fn verdict(parts: &[Option<u64>]) -> Verdict {
         let mut asked = Vec::new();
-        let verdict = compete(1 << 30, |polled| {
+        let verdict = compete(|polled| {
             asked.push(polled);
-            Ok(parts[asked.len() - 1].map(Duration::from_millis))
+            Ok(parts[asked.len() - 1].map(|took| f64::from(1u32 << 30) * 1e3 / took as f64))
         });
         let rounds = std::iter::once(true).chain([true, false].into_iter().cycle());
         assert!(asked.iter().copied().eq(rounds.take(asked.len())), "{asked:?}");

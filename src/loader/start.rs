@@ -127,7 +127,9 @@ fn uring(
         Polls::Yes(polled) => (polled, None),
         Polls::Try(polled, trial) => (polled, Some(trial)),
     };
-    let mut reader = match (UringReader::polling(depth, regions, places, polled.len()), &trial) {
+    // The ring that most reads go to comes first: where that is not known yet, the one that is there in any case.
+    let made = UringReader::polling(depth, regions, places, (polled.len(), trial.is_none()));
+    let mut reader = match (made, &trial) {
         (Ok(reader), _) => reader,
         (Err(it), Some(_)) => return Ok((unpolled()?, Verdict::by_rule(false, it.0))),
         (Err(it), None) => return Err(refused(it)),

@@ -90,7 +90,7 @@ pub struct Settings {
     pub shuffle: String,
     /// Batches read ahead.
     pub prefetch: u64,
-    /// Reads in flight.
+    /// Reads in flight on each drive.
     pub queue_depth: u64,
     /// The most bytes that one read asks for.
     pub io_bytes: u64,

@@ -19,7 +19,7 @@ use crate::{Backend, Dataset, ErrorKind, Loader, LoaderBuilder, Shuffle, Stage};
 pub enum Vary {
     /// The most bytes that one read asks for.
     IoBytes(u64),
-    /// Reads in flight.
+    /// Reads in flight on each drive.
     QueueDepth(u32),
     /// Samples in a batch.
     BatchSize(u64),

@@ -16,7 +16,7 @@ pub struct Candidate {
     pub backend: Backend,
     /// The most bytes that one read asks for.
     pub io_bytes: u64,
-    /// Reads in flight; for `pread` that many threads.
+    /// Reads in flight on each drive; for `pread` that many threads.
     pub queue_depth: u32,
 }
 
@@ -27,7 +27,7 @@ pub struct Tuning {
     pub backend: Backend,
     /// The most bytes that one read asks for.
     pub io_bytes: u64,
-    /// Reads in flight.
+    /// Reads in flight on each drive.
     pub queue_depth: u32,
     /// Whether these are other settings than the default: only if they were faster beyond noise.
     pub faster: bool,

@@ -70,11 +70,10 @@ impl Data {
     pub(crate) fn load(&self, args: &[&str]) -> Command {
         let mut command = gpufeed();
         command.arg("load").arg(self.pattern()).args(["--record-bytes", &RECORD.to_string()]);
-        command
-            .args(["--json", "--digest", "--last-batch", "short"])
-            // Memory is slow to come by here.
-            .args(["--prefetch", "4", "--queue-depth", "8"])
-            .args(args);
+        command.args(["--json", "--digest", "--last-batch", "short"]).args(args);
+        // Memory is slow to come by here.
+        let little = [["--prefetch", "4"], ["--queue-depth", "8"]];
+        command.args(little.iter().filter(|[flag, _]| !args.contains(flag)).flatten());
         command
     }
 

@@ -10,6 +10,7 @@ mod faults;
 mod guest;
 mod local;
 mod nfs;
+mod nvme;
 mod refused;
 mod server;
 mod stops;
