@@ -14,9 +14,7 @@ use crate::guest::{Mounted, Undo, drive, forget_caches, sh};
 /// Makes an ext4 and mounts it at a place of this name, so that there may be several.
 #[track_caller]
 fn ext4_at(name: &str, device: &Path) -> Mounted {
-    let device = device.display();
-    sh(&format!("wipefs -qa {device}; mkfs.ext4 -q -F {device}; udevadm settle"));
-    Mounted::at(name, &format!("-o data=ordered {device}"))
+    Mounted::fresh_at(name, "mkfs.ext4 -q -F", device, "data=ordered")
 }
 
 /// Whether a run polled, how often, and why.
