@@ -1,4 +1,10 @@
 //! The size of I/O that suits a file system, and where in a file it is best cut.
+//!
+//! Nothing has to be done for several connections to one NFS server (`nconnect`): the client sends the requests that are in
+//! flight over all of them in turn. And io_uring keeps as many in flight as it is asked to, whatever its limit of worker
+//! threads: Linux 6.1 starts a direct read on NFS in the thread that submits it, and Linux 6.12 by a worker that does not
+//! wait for the answer (`nfs_direct_wait` returns at once for a request that is not synchronous). Seen on both with two
+//! processors: 61 of 64 reads in flight with none or one of the workers, and four connections used alike.
 
 use super::block::BlockKind;
 use super::filesystem::FileSystem;
