@@ -299,6 +299,7 @@ impl LoaderBuilder {
             priority: self.io_priority,
             gds,
             polls,
+            read_timeout: settings.read_timeout,
             setup,
             #[cfg(test)]
             wrap: self.wrap.take(),

@@ -9,11 +9,13 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::pipeline::{Command, Delivery};
 use super::{Loader, StopHandle, panic_message};
-use crate::storage::{Unanswered, in_words, lies_on};
+use crate::backend::Backend;
+use crate::dataset::Dataset;
+use crate::storage::{Pulse, Unanswered, in_words, lies_on};
 use crate::{Error, ErrorKind, Result};
 
 /// How long an epoch or a loader that was left waits for storage that does not answer, at most.
@@ -81,29 +83,7 @@ impl Loader {
 
     /// An error if storage has kept the thread for so long; of the time before `from` nothing counts.
     fn check_overdue(&self, limit: Option<Duration>, from: Option<Instant>) -> Result<()> {
-        let (Some(limit), Some(silence)) = (limit, self.pulse.silence()) else { return Ok(()) };
-        if from.map_or(silence.lasts, |from| silence.lasts.min(from.elapsed())) < limit {
-            return Ok(());
-        }
-        let Some(unanswered) = self.pulse.unanswered(&silence) else { return Ok(()) };
-        let error = |file: Option<u32>, what: &str| {
-            let text = format!("storage has not answered for {}: {what}", in_words(silence.lasts));
-            let error = Error::new(ErrorKind::TimedOut, text).by(self.settings.chosen.backend.name());
-            let Some(file) = file else { return error };
-            let file = &self.shared.dataset.files()[file as usize];
-            error.at(file.path()).on(lies_on(file.path(), Some(file.identity().device)))
-        };
-        Err(match unanswered {
-            Unanswered::Reads { count: 1, file, offset, len } => {
-                error(Some(file), "the read has not come back").range(offset, len.into())
-            }
-            Unanswered::Reads { count, file, offset, len } => {
-                let what = format!("of {count} reads in flight none has come back, this one is the oldest");
-                error(Some(file), &what).range(offset, len.into())
-            }
-            Unanswered::Open(file) => error(Some(file), "the file cannot be opened"),
-            Unanswered::Close => error(None, "files cannot be closed"),
-        })
+        check_overdue((&self.pulse, &self.shared.dataset), self.settings.chosen.backend, (limit, from))
     }
 
     /// Closes the loader for an error, and leaves its thread behind.
@@ -161,5 +141,53 @@ impl Drop for Loader {
         }
         // A panic that no epoch was there to report has nobody left to hear of it.
         let _ = thread.join();
+    }
+}
+
+/// An error if storage has kept the thread of this pulse for so long; of the time before `from` nothing counts.
+fn check_overdue(
+    (pulse, dataset): (&Pulse, &Dataset),
+    backend: Backend,
+    (limit, from): (Option<Duration>, Option<Instant>),
+) -> Result<()> {
+    let (Some(limit), Some(silence)) = (limit, pulse.silence()) else { return Ok(()) };
+    if from.map_or(silence.lasts, |from| silence.lasts.min(from.elapsed())) < limit {
+        return Ok(());
+    }
+    let Some(unanswered) = pulse.unanswered(&silence) else { return Ok(()) };
+    let error = |file: Option<u32>, what: &str| {
+        let text = format!("storage has not answered for {}: {what}", in_words(silence.lasts));
+        let error = Error::new(ErrorKind::TimedOut, text).by(backend.name());
+        let Some(file) = file else { return error };
+        let file = &dataset.files()[file as usize];
+        error.at(file.path()).on(lies_on(file.path(), Some(file.identity().device)))
+    };
+    Err(match unanswered {
+        Unanswered::Reads { count: 1, file, offset, len } => {
+            error(Some(file), "the read has not come back").range(offset, len.into())
+        }
+        Unanswered::Reads { count, file, offset, len } => {
+            let what = format!("of {count} reads in flight none has come back, this one is the oldest");
+            error(Some(file), &what).range(offset, len.into())
+        }
+        Unanswered::Open(file) => error(Some(file), "the file cannot be opened"),
+        Unanswered::Close => error(None, "files cannot be closed"),
+    })
+}
+
+/// Waits for what a thread sends when it has started, which a trial on storage may keep. If it is kept for longer than `limit`,
+/// that is an error, and the thread is left behind: it ends, and frees what it has, when storage answers.
+pub(super) fn started<T>(
+    starting: &Receiver<T>,
+    (pulse, dataset): (&Pulse, &Dataset),
+    backend: Backend,
+    limit: Option<Duration>,
+) -> Result<Option<T>> {
+    loop {
+        match starting.recv_timeout(LOOK) {
+            Ok(sent) => return Ok(Some(sent)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => check_overdue((pulse, dataset), backend, (limit, None))?,
+        }
     }
 }

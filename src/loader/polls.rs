@@ -7,7 +7,7 @@ use super::staging::Staging;
 use crate::backend::{Backend, Chosen, Polling, ReadFailure, Reader, Request, UringReader};
 use crate::dataset::Dataset;
 use crate::order::Shuffle;
-use crate::storage::{Drives, FileTable};
+use crate::storage::{Call, Drives, FileTable, Pulse};
 use crate::{Error, ErrorKind, Result};
 
 /// Whether the reads of a loader are polled for, and why.
@@ -176,7 +176,7 @@ impl Trial {
     pub(super) fn run(
         &self,
         reader: &mut UringReader,
-        files: &mut FileTable,
+        (files, pulse): (&mut FileTable, &Pulse),
         (staging, region): (&Staging, u32),
         (drives, polled): (&Drives, &[bool]),
         sizes: impl ExactSizeIterator<Item = u64>,
@@ -196,7 +196,8 @@ impl Trial {
                 if begun.elapsed() > LONGEST {
                     return Ok(None);
                 }
-                let (rate, errno) = self.part(reader, &open, (staging, region), (part - 1, polled))?;
+                let (rate, errno) =
+                    self.part((reader, pulse), &open, (staging, region), (part - 1, polled))?;
                 failed = failed.or(errno);
                 Ok((errno.is_none() && (reader.polls() || !polled)).then_some(rate))
             });
@@ -253,7 +254,7 @@ impl Trial {
     /// One part: how many bytes came in a second, and the code of a read that failed.
     fn part(
         &self,
-        reader: &mut UringReader,
+        (reader, pulse): (&mut UringReader, &Pulse),
         open: &[Open],
         (staging, region): (&Staging, u32),
         (part, polled): (u32, bool),
@@ -285,6 +286,7 @@ impl Trial {
                     handle: 0,
                     gather: None,
                 };
+                pulse.start(token, it.file, request.offset, request.len);
                 // SAFETY: the destination is the chunk with the token's number, of which there are at least `depth`, and of
                 // which no other read has the token; chunks outlive the reader, which its caller drops before them; the
                 // file is held open until the trial is over, when all reads have landed or the reader is dropped.
@@ -292,9 +294,13 @@ impl Trial {
                 started += 1;
                 go_on = started < self.reads;
             }
-            reader.reap(true, &mut done)?;
+            pulse.begin(Call::Reads);
+            let waited = reader.reap(true, &mut done);
+            pulse.end();
+            waited?;
             for completion in done.drain(..) {
                 landed += 1;
+                pulse.land(completion.token);
                 tokens.push(completion.token);
                 match completion.result {
                     Ok(_) | Err(ReadFailure::Errno(libc::EINTR | libc::EAGAIN)) => {}

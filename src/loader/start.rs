@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
-use super::panic_message;
 use super::pipeline::{Links, Pipeline, Places, Setup};
 use super::polls::{Polls, Verdict};
 use super::ring::Ring;
 use super::staging::Staging;
+use super::{leave, panic_message};
 use crate::backend::{Backend, GdsReader, GdsSettings, NoRing, PoolReader, Reader, Region, UringReader};
 use crate::cufile::{Driver, Route};
 use crate::memory::cuda::{Copier, Pinned};
-use crate::storage::{FileTable, IoPriority, apply_priority};
+use crate::storage::{FileTable, IoPriority, Pulse, apply_priority};
 use crate::{Error, ErrorKind, Result};
 
 /// All that the reading thread is given.
@@ -28,6 +29,8 @@ pub(super) struct Start {
     pub(super) priority: Option<IoPriority>,
     /// Whether reads are polled for.
     pub(super) polls: Polls,
+    /// How long a trial of that may wait for storage.
+    pub(super) read_timeout: Option<Duration>,
     /// For the backend `gds`.
     pub(super) gds: Option<((Driver, Route), GdsSettings)>,
     #[cfg(test)]
@@ -38,6 +41,8 @@ impl Start {
     /// Starts the thread, and waits until it can serve epochs. Returns also whether it polls.
     pub(super) fn start(self) -> Result<(JoinHandle<()>, Verdict)> {
         let (started, starting) = bounded(1);
+        let (pulse, dataset) = (Arc::clone(&self.links.pulse), Arc::clone(&self.setup.dataset));
+        let (backend, limit) = (self.setup.backend, self.read_timeout);
         let thread = std::thread::Builder::new()
             .name("gpufeed-io".into())
             .spawn(move || match self.pipeline() {
@@ -50,14 +55,14 @@ impl Start {
                 }
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start the reading thread").caused_by(e))?;
-        match starting.recv() {
-            Ok(Ok(polling)) => Ok((thread, polling)),
-            Ok(Err(error)) => {
+        match leave::started(&starting, (&pulse, &dataset), backend, limit)? {
+            Some(Ok(polling)) => Ok((thread, polling)),
+            Some(Err(error)) => {
                 // It has nothing left to do; nobody who counts threads or limits their number shall find it.
                 let _ = thread.join();
                 Err(error)
             }
-            Err(_) => {
+            None => {
                 let why = thread.join().err().map_or("it ended".into(), |panic| panic_message(&*panic));
                 Err(Error::new(ErrorKind::Panicked, format!("the reading thread panicked: {why}")))
             }
@@ -85,7 +90,8 @@ impl Start {
                 Box::new(PoolReader::new(setup.depth.all, first.cloned())?)
             }
             (Backend::Auto | Backend::Uring | Backend::Gds, _) => {
-                let (reader, verdict) = uring(&mut setup, polls, &regions, &mut files, &staging)?;
+                let (reader, verdict) =
+                    uring(&mut setup, polls, &regions, (&mut files, &links.pulse), &staging)?;
                 polling = verdict;
                 Box::new(reader)
             }
@@ -116,7 +122,7 @@ fn uring(
     setup: &mut Setup,
     polls: Polls,
     regions: &[Region],
-    files: &mut FileTable,
+    (files, pulse): (&mut FileTable, &Pulse),
     staging: &Staging,
 ) -> Result<(UringReader, Verdict)> {
     let (depth, places) = (setup.depth.all, files.capacity() as u32);
@@ -140,7 +146,7 @@ fn uring(
             // The regions of chunks come last.
             let first = regions.len() as u32 - staging.chunks();
             let sizes = setup.dataset.files().iter().map(|file| file.identity().size);
-            trial.run(&mut reader, files, (staging, first), (&setup.drives, &polled), sizes)?
+            trial.run(&mut reader, (files, pulse), (staging, first), (&setup.drives, &polled), sizes)?
         }
     };
     match verdict.polls {

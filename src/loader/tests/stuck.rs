@@ -176,3 +176,28 @@ fn a_panic_with_reads_that_never_come_back_is_told_as_what_can_be_known() {
     gate.open();
     wait_until_dropped(&seen);
 }
+
+#[test]
+fn a_thread_that_storage_keeps_while_it_starts_is_not_waited_for_for_ever() {
+    let data = Data::new(4096, &[4]);
+    let pulse = crate::storage::Pulse::new(2);
+    let (started, starting) = crossbeam_channel::bounded(1);
+    let limit = Some(Duration::from_millis(1));
+    let wait = || leave::started(&starting, (&pulse, &data.dataset), Backend::Uring, limit);
+    pulse.start(0, 0, 4096, 512);
+    pulse.begin(crate::storage::Call::Reads);
+    let error = wait().unwrap_err();
+    assert_eq!((error.kind(), error.path()), (ErrorKind::TimedOut, Some(data.paths[0].as_path())));
+    assert_eq!((error.offset(), error.length()), (Some(4096), Some(512)));
+    // One that is not in a call takes as long as it takes.
+    pulse.end();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            started.send(7).unwrap();
+        });
+        assert_eq!(wait().unwrap(), Some(7));
+    });
+    drop(started);
+    assert_eq!(wait().unwrap(), None);
+}
