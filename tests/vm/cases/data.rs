@@ -207,6 +207,9 @@ pub(crate) fn run(mut command: Command) -> Ended {
     Ended::new(command.output().unwrap())
 }
 
+/// A run ends within this, and if not, it never does.
+const MOST: Duration = Duration::from_secs(150);
+
 /// A run that is at work. It is killed if nobody waits for its end, as when a case fails.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -227,10 +230,25 @@ impl Running {
         sh(&format!("kill -{signal} {}", self.child.as_ref().expect("it has not ended").id()));
     }
 
+    /// Waits until it has done all that it can do to end. A thread that waits for a disk, as `pread` does, cannot be killed: while
+    /// there is one, nobody gets to see the end of the process.
+    #[track_caller]
+    pub(crate) fn gets_to_its_end(&self) {
+        let (child, start) = (self.child.as_ref().expect("it has not ended"), Instant::now());
+        let first_thread_is_gone = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+            // What follows the name, which is in brackets.
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+        };
+        while !first_thread_is_gone() {
+            assert!(start.elapsed() < MOST, "the run does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits for its end, which must come soon enough.
     #[track_caller]
     pub(crate) fn end(mut self) -> Ended {
-        const MOST: Duration = Duration::from_secs(150);
         let (child, start) = (self.child.as_mut().expect("it has not ended"), Instant::now());
         while child.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < MOST, "the run does not end");
@@ -248,7 +266,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.kill();
-            let _ = child.wait();
+            // Not for ever: see `gets_to_its_end`.
+            for _ in 0..100 {
+                if child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 }

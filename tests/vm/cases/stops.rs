@@ -46,8 +46,10 @@ fn ends_while_nothing_answers(data: &Data, named: &str, stop: impl Fn(), go_on: 
         stop();
         std::thread::sleep(Duration::from_secs(1));
         interrupted.interrupt();
-        let (interrupted, timed) = (interrupted.end(), timed.end());
+        interrupted.gets_to_its_end();
+        timed.gets_to_its_end();
         go_on();
+        let (interrupted, timed) = (interrupted.end(), timed.end());
         assert_eq!(interrupted.status, Some(130), "{backend}: {}", interrupted.errors);
         assert_eq!(timed.status, Some(1), "{backend}: {}", timed.errors);
         let (file, words) = (data.shards()[0].parent().unwrap().display().to_string(), &timed.errors);
@@ -95,5 +97,9 @@ fn a_server_that_is_down_when_a_file_is_opened() {
     server.go_on();
     assert_eq!(interrupted.status, Some(130), "{}", interrupted.errors);
     assert_eq!(timed.status, Some(1), "{}", timed.errors);
-    assert!(timed.errors.contains("/mnt/nfs") && timed.errors.contains("not answered for 3 s"), "{}", timed.errors);
+    assert!(
+        timed.errors.contains("/mnt/nfs") && timed.errors.contains("not answered for 3 s"),
+        "{}",
+        timed.errors
+    );
 }
