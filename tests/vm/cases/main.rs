@@ -8,6 +8,7 @@ mod cufile;
 mod data;
 mod faults;
 mod guest;
+mod lies_on;
 mod local;
 mod nfs;
 mod nvme;
