@@ -53,7 +53,12 @@ impl Ring {
     /// Registers a table of that many files, and the regions.
     pub(super) fn register(&mut self, regions: &[Region], files: u32, notes: &mut Vec<String>) {
         notes.extend(self.register_buffers(regions).err());
-        match self.ring.submitter().register_files_sparse(files) {
+        let submitter = self.ring.submitter();
+        // An empty table without a list of no descriptors is known from Linux 5.19 on.
+        let registered = submitter
+            .register_files_sparse(files)
+            .or_else(|_| submitter.register_files(&vec![-1; files as usize]));
+        match registered {
             Ok(()) => self.files = files,
             Err(error) => notes.push(format!("files are not registered with {}: {error}", self.name)),
         }
