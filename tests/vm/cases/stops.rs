@@ -13,7 +13,7 @@ const BACKENDS: [&str; 3] = ["uring", "pread", "page-cache"];
 fn slow(data: &Data, backend: &str, args: &[&str]) -> Running {
     forget_caches();
     let all =
-        [&["--backend", backend, "--device", "host", "--limit-rate", "400KiB", "--shuffle", "full"], args];
+        [&["--backend", backend, "--device", "host", "--limit-rate", "100KiB", "--shuffle", "full"], args];
     let running = data.start(&all.concat());
     std::thread::sleep(Duration::from_secs(2));
     running
@@ -76,6 +76,8 @@ fn a_disk_that_does_not_answer() {
     let device = drive("n0");
     let sectors = sh(&format!("blockdev --getsz {}", device.display()));
     let create = format!("dmsetup create stops --table '0 {sectors} linear {} 0'", device.display());
+    // Without reading ahead, or all of the data would be in the page cache by the time that the disk stops.
+    let create = format!("{create}; udevadm settle; blockdev --setra 0 /dev/mapper/stops");
     let _mapped = Undo::after(&create, "dmsetup remove --retry stops");
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", "/dev/mapper/stops".as_ref(), "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
