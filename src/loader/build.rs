@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::depth::{Depth, MOST_READS};
-use super::pipeline::{Links, Setup};
 use super::plan::Layout;
 use super::polls::Verdict;
 use super::rate::{Clock, SystemClock, TokenBucket};
 use super::ring::{Free, Ring};
+use super::setup::{Links, Setup};
 use super::staging::Staging;
 use super::start::Start;
 use super::stats::Stats;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::pipeline::{Command, Delivery};
+use super::setup::{Command, Delivery};
 use super::{Loader, StopHandle, panic_message};
 use crate::backend::Backend;
 use crate::dataset::Dataset;

@@ -16,6 +16,7 @@ mod plan;
 mod polls;
 mod rate;
 mod ring;
+mod setup;
 mod staging;
 mod start;
 mod stats;
@@ -45,9 +46,9 @@ use crate::memory::Device;
 use crate::order::{Batches, Run, Shuffle, Stand, State};
 use crate::storage::{FileSystem, Pulse};
 use crate::{Error, ErrorKind, Result};
-use pipeline::{Command, Delivery, Task};
 use polls::Verdict;
 use ring::Ring;
+use setup::{Command, Delivery, Task};
 use stats::Stats;
 use timing::{Timing, Watch};
 

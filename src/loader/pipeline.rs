@@ -3,98 +3,24 @@
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::select;
 
-use super::bad::{BadOnes, BadSamples, Suspect};
-use super::depth::Depth;
+use super::bad::{BadOnes, Suspect};
 use super::flight::Flight;
 use super::nvtx::Range;
-use super::plan::{Layout, Lot, Plan, Planner};
-use super::rate::TokenBucket;
-use super::ring::{Filling, Free, Ready, Ring};
+use super::plan::{Lot, Plan, Planner, Room};
+use super::ring::{Filling, Free, Ring};
+use super::setup::{Command, Delivery, Links, Places, Setup, Task};
 use super::staging::Staging;
-use super::stats::Stats;
-use super::timing::{Stage, Wait, Watch};
+use super::timing::{Stage, Wait};
 use crate::backend::{Address, Backend, Completion, ReadFailure, Reader};
-use crate::dataset::Dataset;
 use crate::memory::cuda::{Copier, Pinned, SlotEvents};
-use crate::order::{Batches, Course, Stand};
-use crate::storage::{Call, Drives, FileTable, Pulse};
+use crate::order::{Batches, Stand};
+use crate::storage::{Call, FileTable, Pulse};
 use crate::{Error, ErrorKind, Result};
-
-/// What the pipeline is asked to do. A closed channel ends it.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Deliver batches of an epoch.
-    Start(Box<Task>),
-    /// The caller wants no more of this epoch. Only wakes the pipeline up; the flag counts.
-    Cancel,
-}
-
-/// What is to be delivered: an epoch, or what is left of it.
-#[derive(Debug)]
-pub(crate) struct Task {
-    pub(crate) epoch: u64,
-    pub(crate) course: Course,
-    pub(crate) batches: Batches,
-}
-
-/// What the pipeline delivers. Every started epoch ends with `End` or `Failed`.
-#[derive(Debug)]
-pub(crate) enum Delivery {
-    Batch(Ready),
-    End,
-    Failed(Error),
-}
-
-/// What a pipeline is told once.
-#[derive(Debug)]
-pub(crate) struct Setup {
-    pub(crate) dataset: Arc<Dataset>,
-    pub(crate) layout: Layout,
-    pub(crate) backend: Backend,
-    pub(crate) depth: Depth,
-    /// Which file is on which drive.
-    pub(crate) drives: Arc<Drives>,
-    /// For each drive whether its direct reads are polled for; empty where none are.
-    pub(crate) polled: Vec<bool>,
-    /// Positions whose samples are mixed with each other: their batches are read together, as far as slots allow.
-    pub(crate) window: Option<u64>,
-    /// Whatever of a slot is not payload is zeroed before the batch is delivered.
-    pub(crate) clear: bool,
-    /// Limits the bytes that are asked of storage.
-    pub(crate) limit: Option<TokenBucket>,
-    /// What becomes of samples that cannot be read.
-    pub(crate) bad_samples: BadSamples,
-    /// Where times are noted, for a loader that looks at itself.
-    pub(crate) watch: Option<Watch>,
-    /// What was found out when the loader was built and belongs in its report.
-    pub(crate) notes: Vec<String>,
-}
-
-/// The channels and shared values of a pipeline.
-#[derive(Debug)]
-pub(crate) struct Links {
-    pub(crate) commands: Receiver<Command>,
-    pub(crate) free: Receiver<Free>,
-    pub(crate) deliveries: Sender<Delivery>,
-    pub(crate) cancel: Arc<AtomicBool>,
-    pub(crate) stats: Arc<Stats>,
-    /// Which calls into storage this thread is in.
-    pub(crate) pulse: Arc<Pulse>,
-}
-
-/// The memory that a pipeline works with, and what moves bytes within it.
-#[derive(Debug)]
-pub(crate) struct Places {
-    pub(crate) ring: Arc<Ring>,
-    pub(crate) staging: Staging,
-    pub(crate) copier: Option<Copier>,
-    pub(crate) pinned: Option<Pinned>,
-}
 
 pub(crate) struct Pipeline {
     /// Dropped first: it waits for every read in flight, before the memory that they write to goes.
@@ -127,6 +53,9 @@ pub(crate) struct Pipeline {
     pub(super) first_group: u64,
     /// Plans whose memory is used again.
     idle: Vec<Plan>,
+    /// What the largest plan so far took: all have as much, or memory would be allocated late, when more of them than before
+    /// happen to be in use.
+    room: Room,
     /// Reads in flight, by token.
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) tokens: Vec<u32>,
@@ -191,6 +120,11 @@ impl Pipeline {
     ) -> Self {
         let Places { ring, staging, copier, pinned } = places;
         let depth = setup.depth.all as usize;
+        // Of plans for a whole window, which is half of the slots at most, three are in use at once: one that is read, one
+        // that follows, and one of which the last reads have not landed.
+        let most_plans = if setup.window.is_some() { ring.slots().min(3) } else { ring.slots() };
+        let mut idle = Vec::with_capacity(ring.slots());
+        idle.resize_with(most_plans, Plan::default);
         Pipeline {
             reader,
             _reader_ends: ReaderEnds(Arc::clone(&links.pulse)),
@@ -206,7 +140,8 @@ impl Pipeline {
             fill_of: vec![0; ring.slots()],
             groups: VecDeque::with_capacity(ring.slots()),
             first_group: 0,
-            idle: Vec::with_capacity(ring.slots()),
+            idle,
+            room: Room::default(),
             flights: vec![None; depth],
             tokens: (0..depth as u32).rev().collect(),
             flying: vec![0; setup.drives.count().max(1)],
@@ -477,6 +412,7 @@ impl Pipeline {
         }
         let formed = self.forming.len();
         let mut plan = self.idle.pop().unwrap_or_default();
+        plan.make_room(self.room);
         let mut planned = self.plan_reads(&mut plan);
         while self.forming.len() > 1 && planned.is_err() {
             // The one to blame is found by planning fewer.
@@ -504,9 +440,19 @@ impl Pipeline {
             let left = info.samples.len() as u64 * sample_bytes;
             self.filling.push_back(Fill { slot, left });
         }
+        self.share_room(plan.room());
         let left = plan.reads.len();
         self.groups.push_back(Group { plan, first: number, left });
         planned as u64
+    }
+
+    /// All plans can hold as much as this one, or soon will.
+    fn share_room(&mut self, room: Room) {
+        let room = room.or(self.room);
+        if room != self.room {
+            self.room = room;
+            self.idle.iter_mut().for_each(|plan| plan.make_room(room));
+        }
     }
 
     /// Says in a slot which batch it is for.
@@ -627,7 +573,8 @@ impl Pipeline {
     /// Takes back the plans at the front whose reads have all landed.
     fn retire_plans(&mut self) {
         while self.groups.front().is_some_and(|group| group.left == 0) {
-            if let Some(group) = self.groups.pop_front() {
+            if let Some(mut group) = self.groups.pop_front() {
+                group.plan.make_room(self.room);
                 self.idle.push(group.plan);
                 self.first_group += 1;
             }

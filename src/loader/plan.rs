@@ -104,6 +104,17 @@ pub(crate) struct Plan {
     pub(crate) starts: Vec<usize>,
 }
 
+/// How much a plan can hold without more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Room([usize; 4]);
+
+impl Room {
+    /// As much as either of them.
+    pub(super) fn or(self, other: Room) -> Room {
+        Room(std::array::from_fn(|i| self.0[i].max(other.0[i])))
+    }
+}
+
 /// The reads of one drive in a plan that have not been started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
@@ -125,6 +136,23 @@ impl Plan {
         self.starts.clear();
         self.shares.clear();
         self.shares.resize(drives.max(1), Share { next: 0, end: 0 });
+    }
+
+    /// How much it can hold as it is.
+    pub(super) fn room(&self) -> Room {
+        let Plan { reads, shares, pieces, starts } = self;
+        Room([reads.capacity(), shares.capacity(), pieces.capacity(), starts.capacity()])
+    }
+
+    /// Lets it hold as much.
+    pub(super) fn make_room(&mut self, Room([reads, shares, pieces, starts]): Room) {
+        fn grow<T>(vec: &mut Vec<T>, capacity: usize) {
+            vec.reserve_exact(capacity.saturating_sub(vec.len()));
+        }
+        grow(&mut self.reads, reads);
+        grow(&mut self.shares, shares);
+        grow(&mut self.pieces, pieces);
+        grow(&mut self.starts, starts);
     }
 
     /// Puts the reads into order: by drive, and on each by place.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
-use super::pipeline::{Links, Pipeline, Places, Setup};
+use super::pipeline::Pipeline;
 use super::polls::{Polls, Verdict};
 use super::ring::Ring;
+use super::setup::{Links, Places, Setup};
 use super::staging::Staging;
 use super::{leave, panic_message};
 use crate::backend::{Backend, GdsReader, GdsSettings, NoRing, PoolReader, Reader, Region, UringReader};
