@@ -63,7 +63,6 @@ fn a_file_system_that_is_read_only() {
 #[test]
 fn a_file_system_that_is_full() {
     let device = drive("n0");
-    // Of a few MiB, so that it is soon full.
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", &device, "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
     sh(&format!("dd if=/dev/zero of={}/filler bs=1M 2>/dev/null || true; sync", mounted.point().display()));
