@@ -62,10 +62,10 @@ impl Mapped {
                 .filter(|text| !text.is_empty())
                 .filter_map(|text| text.parse().ok())
                 .collect();
-            if let (true, [_, first, last, place, ..]) = (line.contains(".."), &numbers[..]) {
-                if (*first..=*last).contains(&block) {
-                    return (place + block - first) * 2;
-                }
+            if let (true, [_, first, last, place, ..]) = (line.contains(".."), &numbers[..])
+                && (*first..=*last).contains(&block)
+            {
+                return (place + block - first) * 2;
             }
         }
         panic!("{} has no block {block}", file.display());
