@@ -26,6 +26,7 @@ pub(crate) use uring::{NoRing, UringReader};
 use serde::{Deserialize, Serialize};
 
 use crate::cufile::Route;
+use crate::error::by_name;
 use crate::memory::cuda;
 use crate::storage::FileObserver;
 use crate::{Error, Result};
@@ -82,10 +83,7 @@ impl FromStr for Backend {
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a name that no backend has.
     fn from_str(name: &str) -> Result<Self> {
-        Backend::ALL.into_iter().find(|backend| backend.name() == name).ok_or_else(|| {
-            let known = Backend::ALL.map(Backend::name).join(", ");
-            Error::argument(format!("unknown backend {name:?}; known are {known}"))
-        })
+        by_name("backend", &Backend::ALL, Backend::name, name)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::error::by_name;
 use crate::{Error, Result};
 
 /// Whether the backend [`Uring`](crate::Backend::Uring) polls for the completions of direct reads (`IORING_SETUP_IOPOLL`)
@@ -42,10 +43,7 @@ impl FromStr for Polling {
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for anything but the three names.
     fn from_str(name: &str) -> Result<Self> {
-        Polling::ALL.into_iter().find(|polling| polling.name() == name).ok_or_else(|| {
-            let known = Polling::ALL.map(Polling::name).join(", ");
-            Error::argument(format!("unknown polling {name:?}; known are {known}"))
-        })
+        by_name("polling", &Polling::ALL, Polling::name, name)
     }
 }
 

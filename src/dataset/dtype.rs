@@ -1,5 +1,6 @@
 //! Element types of samples.
 
+use crate::error::by_name;
 use crate::{Error, Result};
 
 /// The type of one element of a sample, in the machine's (little-endian) byte order.
@@ -86,10 +87,7 @@ impl std::str::FromStr for Dtype {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        ALL.iter().find(|row| row.1 == name).map(|row| row.0).ok_or_else(|| {
-            let known: Vec<_> = ALL.iter().map(|row| row.1).collect();
-            Error::argument(format!("unknown dtype {name:?}; known are {}", known.join(", ")))
-        })
+        by_name("dtype", &ALL, |row| row.1, name).map(|row| row.0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the batches of an epoch begin and end, and which rows of them a rank gets.
 
-use super::by_name;
+use crate::error::by_name;
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;

@@ -175,14 +175,6 @@ impl Order {
     }
 }
 
-/// The one of `all` that is called `name`, or an error that lists the names there are.
-fn by_name<T: Copy>(what: &str, all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T> {
-    all.iter().copied().find(|&value| name_of(value) == name).ok_or_else(|| {
-        let known: Vec<_> = all.iter().copied().map(name_of).collect();
-        Error::argument(format!("unknown {what} {name:?}; known are {}", known.join(", ")))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
