@@ -12,6 +12,9 @@ use crate::output;
 pub(crate) struct Inspect {
     #[command(flatten)]
     dataset: DatasetArgs,
+    /// End with an error if storage does not answer for so long while the dataset is opened; 0 waits for ever.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    read_timeout: u64,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
@@ -19,7 +22,7 @@ pub(crate) struct Inspect {
 
 impl Inspect {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let dataset = self.dataset.open(Duration::ZERO)?;
+        let dataset = self.dataset.open(Duration::from_secs(self.read_timeout))?;
         let alignment = dataset.alignment()?;
         let cached = dataset.residency().ok();
         let single = match dataset.columns() {
