@@ -194,7 +194,7 @@ impl Opener {
 }
 
 /// Looks at a file that it opens, and once more if a server says that it knows the open file no more.
-pub(crate) fn twice_if_stale<T>(look: impl Fn() -> Result<T>) -> Result<T> {
+pub(crate) fn twice_if_stale<T>(mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let stale = |error: &Error| {
         let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
         source.is_some_and(|source| source.raw_os_error() == Some(libc::ESTALE))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::direct::{Alignment, DirectIo, refuses_direct};
 use super::identity::FileIdentity;
-use super::opener::OpenError;
+use super::opener::{OpenError, twice_if_stale};
 use super::pulse::{Call, Pulse};
 use super::residency::residency_of;
 use crate::dataset::Dataset;
@@ -222,10 +222,7 @@ impl FileTable {
         if self.entries[place as usize].handle.as_raw_fd() != stale {
             return Ok(());
         }
-        self.pulse.begin(Call::Open(file));
-        let opened = self.open(file);
-        self.pulse.end();
-        let handle = opened?;
+        let handle = self.open(file)?;
         observer.closing(place);
         observer.opened(place, handle.as_raw_fd());
         let old = std::mem::replace(&mut self.entries[place as usize].handle, handle);
@@ -249,10 +246,7 @@ impl FileTable {
         }
         // A place is made first, so that the limit on descriptors holds during the open too.
         let free = self.make_room()?;
-        self.pulse.begin(Call::Open(file));
-        let opened = self.open(file);
-        self.pulse.end();
-        let handle = opened?;
+        let handle = self.open(file)?;
         let fd = handle.as_raw_fd();
         let entry = Entry { file, handle, users: 0, recent: true };
         let place = match free {
@@ -311,6 +305,13 @@ impl FileTable {
     }
 
     fn open(&mut self, file: u32) -> Result<File> {
+        self.pulse.begin(Call::Open(file));
+        let opened = twice_if_stale(|| self.open_once(file));
+        self.pulse.end();
+        opened
+    }
+
+    fn open_once(&mut self, file: u32) -> Result<File> {
         let settled = self.modes[file as usize];
         let dataset = Arc::clone(&self.dataset);
         let shard = &dataset.files()[file as usize];

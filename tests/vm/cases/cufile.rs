@@ -2,11 +2,12 @@
 //!
 //! Its driver takes seconds to open where the processor is emulated too, so it is opened once, in this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use gpufeed::cufile::Driver;
 use gpufeed::{Backend, Dataset, Device, Dtype, LastBatch, Loader, Report, Shuffle, Way};
+use serde_json::Value;
 
 use crate::data::{Data, RECORD, ways};
 use crate::guest::{Mounted, PROGRAMS, drive, forget_caches};
@@ -59,15 +60,6 @@ pub(crate) fn takes(data: &Data) {
     }
 }
 
-/// cuFile does not take the file system: the bytes come all the same, by direct reads, and a note says why.
-#[track_caller]
-pub(crate) fn refuses(data: &Data) {
-    for report in read(data) {
-        assert_eq!(report.bytes_by_way.bytes(Way::PreadDirect), data.size(), "{report:?}");
-        assert!(report.notes.iter().any(|note| note.contains("5030")), "{:?}", report.notes);
-    }
-}
-
 /// The versions of cuFile that are there.
 fn libraries() -> Vec<PathBuf> {
     let named = |i| PathBuf::from(format!("{PROGRAMS}/cufile-{i}/libcufile.so.0"));
@@ -76,17 +68,33 @@ fn libraries() -> Vec<PathBuf> {
     found
 }
 
+/// Loads all of the data by one of them.
+#[track_caller]
+fn loads_by(library: &Path, data: &Data) -> Value {
+    // 1.14 frees its first device memory twice, which the emulated driver reports.
+    let settings = [
+        ("GPUFEED_LIBCUFILE", library.to_str().unwrap()),
+        ("CUDA_EMULATOR_OVERLOOK", "double-free@libcufile.so.0"),
+    ];
+    data.loads_in(&settings, &["--backend", "gds", "--device", "cuda:0"])
+}
+
 #[test]
 fn every_version_reads_ext4_on_nvme() {
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", &drive("n0"), "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
     for library in libraries() {
-        // 1.14 frees its first device memory twice, which the emulated driver reports.
-        let settings = [
-            ("GPUFEED_LIBCUFILE", library.to_str().unwrap()),
-            ("CUDA_EMULATOR_OVERLOOK", "double-free@libcufile.so.0"),
-        ];
-        let json = data.loads_in(&settings, &["--backend", "gds", "--device", "cuda:0"]);
+        let json = loads_by(&library, &data);
         assert_eq!(ways(&json), [("cufile_compat", data.size())], "{}: {json}", library.display());
     }
+}
+
+#[test]
+fn what_an_old_version_does_not_take_comes_all_the_same_and_a_note_says_why() {
+    let mounted = Mounted::fresh("mkfs.btrfs -q -f", &drive("n0"), "defaults");
+    let data = Data::in_folder(mounted.join("data"));
+    let (old, new) = (loads_by(&libraries()[0], &data), loads_by(libraries().last().unwrap(), &data));
+    assert_eq!(ways(&old), [("pread_direct", data.size())], "{old}");
+    assert!(old["notes"].to_string().contains("5030"), "{old}");
+    assert_eq!(ways(&new), [("cufile_compat", data.size())], "{new}");
 }

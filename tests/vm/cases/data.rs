@@ -112,11 +112,38 @@ impl Data {
     /// Starts a run, and goes on meanwhile.
     #[track_caller]
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        static RUNS: AtomicU32 = AtomicU32::new(0);
-        let order = PathBuf::from(format!("/tmp/order-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
+        let order = own_path("order");
         let mut command = self.load(args);
-        command.arg("--order-out").arg(&order).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running { child: Some(command.spawn().unwrap()), order }
+        command.arg("--order-out").arg(&order);
+        Running::start(command, order)
+    }
+
+    /// Starts `gpufeed inspect` of it, with these arguments too.
+    #[track_caller]
+    pub(crate) fn inspect(&self, args: &[&str]) -> Running {
+        let mut command = gpufeed();
+        command.arg("inspect").arg(self.pattern()).args(["--record-bytes", &RECORD.to_string()]).args(args);
+        Running::start(command, PathBuf::new())
+    }
+
+    /// Starts a run in order that takes some 15 seconds, cold, and goes on when it has delivered something.
+    #[track_caller]
+    pub(crate) fn under_way(&self, [backend, device]: [&str; 2], args: &[&str]) -> Running {
+        forget_caches();
+        let state = own_path("state");
+        let way = ["--backend", backend, "--device", device, "--io-bytes", "4096", "--batch-size", "16"];
+        let told = ["--state-out", state.to_str().unwrap(), "--state-every", "1"];
+        let rate = if args.contains(&"--limit-rate") { &[][..] } else { &["--limit-rate", "150KiB"] };
+        let running = self.start(&[&way[..], &told, rate, args].concat());
+        let since = Instant::now();
+        // It is written when the run begins, and after each batch.
+        while position(&state).is_none_or(|position| position == 0) {
+            if since.elapsed() > MOST {
+                panic!("nothing is delivered: {:?}", running.end());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        running
     }
 
     /// Whether a run that was started delivered every sample, and the right bytes.
@@ -152,6 +179,18 @@ impl Data {
         let read: Vec<u8> = self.shards.iter().flat_map(|shard| fs::read(shard).unwrap()).collect();
         assert!(read == self.bytes, "{}: other bytes than were written", self.folder.display());
     }
+}
+
+/// A path that no other run uses.
+fn own_path(what: &str) -> PathBuf {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    PathBuf::from(format!("/tmp/{what}-{}", RUNS.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// How far a run is by the state that it wrote.
+fn position(state: &Path) -> Option<u64> {
+    let state: Value = serde_json::from_str(&fs::read_to_string(state).ok()?).ok()?;
+    state["position"].as_u64()
 }
 
 /// Bytes without a pattern, the same for the same seed.
@@ -201,6 +240,12 @@ impl Ended {
     }
 }
 
+/// The ways to read whose runs are stopped, changed or starved in the middle: a backend and a device each.
+pub(crate) const WAYS: [[&str; 2]; 4] =
+    [["uring", "host"], ["pread", "host"], ["page-cache", "host"], ["uring", "cuda:0"]];
+/// The same by cuFile, whose driver takes some 5 seconds to open where the processor is emulated too.
+pub(crate) const GDS: [&str; 2] = ["gds", "cuda:0"];
+
 /// Runs a command to its end.
 #[track_caller]
 pub(crate) fn run(mut command: Command) -> Ended {
@@ -218,6 +263,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    #[track_caller]
+    fn start(mut command: Command, order: PathBuf) -> Running {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Running { child: Some(child), order }
+    }
+
     /// Sends what Ctrl-C sends.
     #[track_caller]
     pub(crate) fn interrupt(&self) {
@@ -283,7 +334,7 @@ pub(crate) fn ways(json: &Value) -> Vec<(&str, u64)> {
     all.iter().map(|(way, bytes)| (way.as_str(), bytes.as_u64().unwrap())).filter(|(_, n)| *n > 0).collect()
 }
 
-/// Every backend, on the host and on an emulated GPU, in order and shuffled: each delivers every sample and the right bytes, by a
+/// Every backend, on the host and on an emulated GPU, in order and shuffled, without cuFile: each delivers every sample and the right bytes, by a
 /// way that is direct where `direct` says so. What the runs say of the file system they read from is returned.
 #[track_caller]
 pub(crate) fn every_way(data: &Data, direct: bool) -> Value {
@@ -299,7 +350,10 @@ pub(crate) fn every_way(data: &Data, direct: bool) -> Value {
     for (device, shuffles) in [("host", &["none", "full"][..]), ("cuda:0", &["full"])] {
         for backend in ["auto", "uring", "pread", "page-cache"] {
             for shuffle in shuffles {
-                let json = data.loads(&["--backend", backend, "--device", device, "--shuffle", shuffle]);
+                // See `GDS`; `auto` would ask it each time.
+                let none = [("GPUFEED_LIBCUFILE", "/nonexistent")];
+                let args = ["--backend", backend, "--device", device, "--shuffle", shuffle];
+                let json = data.loads_in(&none, &args);
                 assert_eq!(
                     ways(&json),
                     [(way(backend), data.size())],

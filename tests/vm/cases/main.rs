@@ -12,6 +12,8 @@ mod lies_on;
 mod local;
 mod nfs;
 mod nvme;
+mod odd;
+mod odd_server;
 mod refused;
 mod server;
 mod stops;

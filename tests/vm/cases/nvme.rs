@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -198,8 +197,7 @@ fn a_slow_drive_does_not_keep_a_fast_one_idle() {
         format!("{}; udevadm control --start-exec-queue; udevadm settle", reload(&linear)),
     );
     let (before, slow_before) = (done_by(name_of(&fast)), done_by(&mapped));
-    let mut command = data.load(&args);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let running = data.start(&args);
     let (started, mut came, mut slow_came) = (Instant::now(), 0, 0);
     // All that the fast one has of the batches that there are slots for; records that are neighbours share a read.
     let wanted = (ahead * record * 9 / 10 / 512) as u64;
@@ -209,9 +207,9 @@ fn a_slow_drive_does_not_keep_a_fast_one_idle() {
         slow_came = done_by(&mapped).0 - slow_before.0;
     }
     drop(undelay);
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ended = running.end();
+    assert_eq!(ended.status, Some(0), "{}", ended.errors);
+    let json = ended.json();
     assert_eq!(json["digest"], expected, "{json}");
     assert_eq!((json["queue_depth"].as_u64(), json["drives"].as_array().unwrap().len()), (Some(2), 2));
     // The read that shows that direct reads work, and a queue of two once.

@@ -1,10 +1,9 @@
 //! What is refused, is not there, or has changed: one error that names the path, the file system and the cause.
 
 use std::fs;
-use std::time::Duration;
 
-use crate::data::{Data, Ended, run};
-use crate::guest::{Mounted, drive, forget_caches, sh};
+use crate::data::{Data, Ended, WAYS, run};
+use crate::guest::{Mounted, drive, sh};
 use crate::server::{Server, TCP, TCP_3};
 
 /// A run that ends with an error of one line that has all of these words.
@@ -82,38 +81,21 @@ fn a_file_system_that_is_full() {
 fn changed_meanwhile(options: &str, change: &str, expected: &[&str]) {
     let server = Server::start();
     let mounted = server.mount(options);
-    for backend in ["uring", "pread", "page-cache"] {
+    for way in WAYS {
         let data = Data::in_folder(server.folder().join("data"));
         let seen = data.at(mounted.join("data"));
-        forget_caches();
-        let running = seen.start(&[
-            "--device",
-            "host",
-            "--backend",
-            backend,
-            "--limit-rate",
-            "400KiB",
-            "--shuffle",
-            "full",
-        ]);
-        std::thread::sleep(Duration::from_secs(2));
+        let running = seen.under_way(way, &["--shuffle", "full"]);
         sh(&format!(
             "cd {} && {change}; sync; echo 2 >/proc/sys/vm/drop_caches",
             data.shards()[0].parent().unwrap().display()
         ));
         let ended = running.end();
         let words = &ended.errors;
-        assert_eq!(ended.status, Some(1), "{backend}: {words}{}", ended.printed);
-        assert!(words.contains("/mnt/nfs/data/shard-0.bin"), "{backend}: {words}");
-        assert!(expected.iter().any(|word| words.contains(word)), "{backend}: {words}");
+        assert_eq!(ended.status, Some(1), "{way:?}: {words}{}", ended.printed);
+        assert!(words.contains("/mnt/nfs/data/shard-0.bin"), "{way:?}: {words}");
+        assert!(expected.iter().any(|word| words.contains(word)), "{way:?}: {words}");
         fs::remove_dir_all(server.folder().join("data")).unwrap();
     }
-}
-
-#[test]
-fn a_file_that_is_replaced_on_the_server() {
-    let change = "cp shard-0.bin other && mv other shard-0.bin";
-    changed_meanwhile(&format!("{TCP_3},noac"), change, &["it was replaced", "other file"]);
 }
 
 #[test]

@@ -2,32 +2,19 @@
 
 use std::time::Duration;
 
-use crate::data::{Data, Running};
-use crate::guest::{Mounted, Undo, drive, forget_caches, sh};
-use crate::server::{Server, TCP, TCP_3};
-
-const BACKENDS: [&str; 3] = ["uring", "pread", "page-cache"];
-
-/// A run that takes some 20 seconds, and has begun.
-#[track_caller]
-fn slow(data: &Data, backend: &str, args: &[&str]) -> Running {
-    forget_caches();
-    // Direct reads of single records read several times as much as they deliver.
-    let rate = if backend == "page-cache" { "100KiB" } else { "400KiB" };
-    let all = [&["--backend", backend, "--device", "host", "--limit-rate", rate, "--shuffle", "full"], args];
-    let running = data.start(&all.concat());
-    std::thread::sleep(Duration::from_secs(2));
-    running
-}
+use crate::data::{Data, GDS, WAYS};
+use crate::guest::{Mounted, Undo, drive, sh};
+use crate::server::{RDMA, Server, TCP, TCP_3};
 
 #[test]
 fn a_run_goes_on_when_its_server_does() {
     let server = Server::start();
     let data = Data::in_folder(server.folder().join("data"));
-    for options in [TCP, TCP_3] {
+    for (options, last) in [(TCP, WAYS[3]), (TCP_3, GDS), (RDMA, WAYS[3])] {
         let mounted = server.mount(options);
         let data = data.at(mounted.join("data"));
-        let runs = BACKENDS.map(|backend| slow(&data, backend, &[]));
+        let ways = [WAYS[0], WAYS[1], WAYS[2], last];
+        let runs = ways.map(|way| data.under_way(way, &[]));
         server.stop();
         std::thread::sleep(Duration::from_secs(5));
         server.go_on();
@@ -41,35 +28,54 @@ fn a_run_goes_on_when_its_server_does() {
 
 /// While nothing answers, a run ends by its timeout with an error that names the file, and by a signal at once.
 #[track_caller]
-fn ends_while_nothing_answers(data: &Data, named: &str, stop: impl Fn(), go_on: impl Fn()) {
-    for backend in BACKENDS {
-        let (timed, interrupted) = (slow(data, backend, &["--read-timeout", "3"]), slow(data, backend, &[]));
-        stop();
-        std::thread::sleep(Duration::from_secs(1));
-        interrupted.interrupt();
+fn ends_while_nothing_answers(
+    data: &Data,
+    ways: &[[&str; 2]],
+    named: &str,
+    stop: impl Fn(),
+    go_on: impl Fn(),
+) {
+    let slow = |way, args: &[&str]| data.under_way(way, &[&["--limit-rate", "40KiB"], args].concat());
+    let runs: Vec<_> =
+        ways.iter().map(|&way| (way, slow(way, &["--read-timeout", "3"]), slow(way, &[]))).collect();
+    stop();
+    std::thread::sleep(Duration::from_secs(1));
+    runs.iter().for_each(|(_, _, interrupted)| interrupted.interrupt());
+    for (_, timed, interrupted) in &runs {
         interrupted.gets_to_its_end();
         timed.gets_to_its_end();
-        go_on();
-        let (interrupted, timed) = (interrupted.end(), timed.end());
-        assert_eq!(interrupted.status, Some(130), "{backend}: {}", interrupted.errors);
-        assert_eq!(timed.status, Some(1), "{backend}: {}", timed.errors);
-        let (file, words) = (data.shards()[0].parent().unwrap().display().to_string(), &timed.errors);
-        assert!(
-            words.contains(&file) && words.contains("not answered for 3 s") && words.contains(named),
-            "{backend}: {words}"
-        );
+    }
+    go_on();
+    let folder = data.shards()[0].parent().unwrap().display().to_string();
+    for (way, timed, interrupted) in runs {
+        let (timed, interrupted) = (timed.end(), interrupted.end());
+        assert_eq!(interrupted.status, Some(130), "{way:?}: {}", interrupted.errors);
+        assert_eq!(timed.status, Some(1), "{way:?}: {}", timed.errors);
+        for word in [&folder, "not answered for 3 s", named] {
+            assert!(timed.errors.contains(word), "{way:?}: {word} is not in {}", timed.errors);
+        }
     }
     // What was left in flight did no harm.
     data.is_whole();
 }
 
-#[test]
-fn a_server_that_stays_away() {
+#[track_caller]
+fn ends_while_its_server_stays_away(options: &str, ways: &[[&str; 2]]) {
     let server = Server::start();
     let data = Data::in_folder(server.folder().join("data"));
-    let mounted = server.mount(TCP);
+    let mounted = server.mount(options);
     let data = data.at(mounted.join("data"));
-    ends_while_nothing_answers(&data, "nfs4 at /mnt/nfs", || server.stop(), || server.go_on());
+    ends_while_nothing_answers(&data, ways, "nfs4 at /mnt/nfs", || server.stop(), || server.go_on());
+}
+
+#[test]
+fn a_server_that_stays_away() {
+    ends_while_its_server_stays_away(TCP, &[WAYS[1], WAYS[2], GDS]);
+}
+
+#[test]
+fn a_server_that_stays_away_over_rdma() {
+    ends_while_its_server_stays_away(RDMA, &[WAYS[0], WAYS[1]]);
 }
 
 #[test]
@@ -83,7 +89,9 @@ fn a_disk_that_does_not_answer() {
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", "/dev/mapper/stops".as_ref(), "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
     let suspend = || drop(sh("dmsetup suspend --nolockfs stops"));
-    ends_while_nothing_answers(&data, "ext4 at /mnt/case", suspend, || drop(sh("dmsetup resume stops")));
+    ends_while_nothing_answers(&data, &WAYS, "ext4 at /mnt/case", suspend, || {
+        drop(sh("dmsetup resume stops"))
+    });
 }
 
 #[test]
@@ -93,16 +101,16 @@ fn a_server_that_is_down_when_a_file_is_opened() {
     let mounted = server.mount(&format!("{TCP},noac"));
     let data = data.at(mounted.join("data"));
     server.stop();
-    let (timed, interrupted) = (data.start(&["--read-timeout", "3"]), data.start(&[]));
+    let timeout = ["--read-timeout", "3"];
+    let (timed, inspected, interrupted) = (data.start(&timeout), data.inspect(&timeout), data.start(&[]));
     std::thread::sleep(Duration::from_secs(1));
     interrupted.interrupt();
-    let (interrupted, timed) = (interrupted.end(), timed.end());
+    let (interrupted, timed) = (interrupted.end(), [timed.end(), inspected.end()]);
     server.go_on();
     assert_eq!(interrupted.status, Some(130), "{}", interrupted.errors);
-    assert_eq!(timed.status, Some(1), "{}", timed.errors);
-    assert!(
-        timed.errors.contains("/mnt/nfs") && timed.errors.contains("not answered for 3 s"),
-        "{}",
-        timed.errors
-    );
+    for timed in timed {
+        assert_eq!(timed.status, Some(1), "{}", timed.errors);
+        let words = &timed.errors;
+        assert!(words.contains("/mnt/nfs") && words.contains("not answered for 3 s"), "{words}");
+    }
 }

@@ -3,43 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
-
-use crate::data::{Data, Ended, Running};
-use crate::guest::{Mounted, drive, forget_caches, sh};
+use crate::data::{Data, Ended, WAYS};
+use crate::guest::{Mounted, drive, sh};
 use crate::server::{Server, TCP, TCP_3};
-
-const WAYS: [[&str; 2]; 4] =
-    [["uring", "host"], ["pread", "host"], ["page-cache", "host"], ["uring", "cuda:0"]];
-/// Reads the data in about 15 seconds.
-const SLOW: [&str; 6] = ["--limit-rate", "150KiB", "--io-bytes", "4096", "--batch-size", "16"];
-
-/// A run that takes its time, cold, and has delivered something.
-#[track_caller]
-fn under_way(data: &Data, [backend, device]: [&str; 2], args: &[&str]) -> Running {
-    const STATE: &str = "/tmp/state";
-    forget_caches();
-    let _ = fs::remove_file(STATE);
-    let way = ["--backend", backend, "--device", device, "--state-out", STATE, "--state-every", "1"];
-    let running = data.start(&[&way, &SLOW[..], args].concat());
-    let since = Instant::now();
-    // It is written when the run begins, and after each batch.
-    while position(Path::new(STATE)).is_none_or(|position| position == 0) {
-        assert!(since.elapsed() < Duration::from_secs(100), "nothing is delivered: {:?}", running.end());
-        sleep(Duration::from_millis(50));
-    }
-    running
-}
-
-/// How far a run is by the state that it wrote.
-fn position(state: &Path) -> Option<u64> {
-    let state: Value = serde_json::from_str(&fs::read_to_string(state).ok()?).ok()?;
-    state["position"].as_u64()
-}
 
 /// A server that is down until this is dropped, and then answers again.
 struct Down<'a>(&'a Server, &'a Data);
@@ -72,7 +41,7 @@ fn a_gpu_is_left_alone_by_reads_that_do_not_come_back() {
     let mounted = server.mount(TCP);
     let data = Data::in_folder(server.folder().join("data")).at(mounted.join("data"));
     let way = ["uring", "cuda:0"];
-    let run = under_way(&data, way, &[]);
+    let run = data.under_way(way, &[]);
     let down = Down::new(&server, &data);
     sleep(Duration::from_secs(5));
     drop(down);
@@ -80,7 +49,7 @@ fn a_gpu_is_left_alone_by_reads_that_do_not_come_back() {
     assert_eq!(ended.status, Some(0), "{ended:?}");
     data.is_delivered(&ended);
     // The emulated driver would report memory that is freed or copied from while it is in use.
-    let run = under_way(&data, way, &["--read-timeout", "3"]);
+    let run = data.under_way(way, &["--read-timeout", "3"]);
     let _down = Down::new(&server, &data);
     let ended = run.end();
     assert_failed_with(&ended, &["storage has not answered for 3 s", "come back", "nfs4 at /mnt/nfs"]);
@@ -92,11 +61,11 @@ fn a_run_that_waits_for_a_server_can_be_killed() {
     let server = Server::start();
     let mounted = server.mount(TCP);
     let data = Data::in_folder(server.folder().join("data")).at(mounted.join("data"));
-    for way in WAYS {
-        let run = under_way(&data, way, &[]);
-        let _down = Down::new(&server, &data);
-        sleep(Duration::from_secs(1));
-        run.signal("KILL");
+    let runs = WAYS.map(|way| data.under_way(way, &["--limit-rate", "40KiB"]));
+    let _down = Down::new(&server, &data);
+    sleep(Duration::from_secs(1));
+    runs.iter().for_each(|run| run.signal("KILL"));
+    for (run, way) in runs.into_iter().zip(WAYS) {
         assert_eq!(run.end().status, None, "{way:?}");
     }
 }
@@ -106,7 +75,7 @@ fn a_server_that_goes_down_before_the_next_file_is_opened_is_an_error_that_names
     let server = Server::start();
     let mounted = server.mount(TCP);
     let remote = Data::in_folder(server.folder().join("data")).at(mounted.join("data"));
-    // The first of the shards is on a local disk, and takes some 7 seconds.
+    // The first of the shards is on a local disk, and takes some 14 seconds.
     let local = Mounted::fresh("mkfs.ext4 -q -F", &drive("n0"), "data=ordered");
     let folder = local.join("data");
     fs::create_dir(&folder).unwrap();
@@ -118,10 +87,10 @@ fn a_server_that_goes_down_before_the_next_file_is_opened_is_an_error_that_names
         }
     }
     let data = remote.at(&folder);
-    for way in WAYS {
-        let run = under_way(&data, way, &["--read-timeout", "3"]);
-        let _down = Down::new(&server, &remote);
-        let next = data.shards()[1].to_str().unwrap();
+    let runs = WAYS.map(|way| data.under_way(way, &["--limit-rate", "75KiB", "--read-timeout", "3"]));
+    let _down = Down::new(&server, &remote);
+    let next = data.shards()[1].to_str().unwrap();
+    for run in runs {
         assert_failed_with(&run.end(), &[next, "has not answered for 3 s", "the file cannot be opened"]);
     }
 }
@@ -134,7 +103,7 @@ fn a_file_that_is_replaced_on_the_server_is_told_as_changed() {
     let written = Data::in_folder(server.folder().join("data"));
     let data = written.at(mounted.join("data"));
     for way in WAYS {
-        let run = under_way(&data, way, &[]);
+        let run = data.under_way(way, &[]);
         let (first, other) = (&written.shards()[0], written.shards()[0].with_extension("other"));
         let (first, other) = (first.display(), other.display());
         sh(&format!("cp -p {first} {other}; sync; mv {other} {first}; sync"));
