@@ -61,12 +61,17 @@ fn a_run_that_waits_for_a_server_can_be_killed() {
     let server = Server::start();
     let mounted = server.mount(TCP);
     let data = Data::in_folder(server.folder().join("data")).at(mounted.join("data"));
-    let runs = WAYS.map(|way| data.under_way(way, &["--limit-rate", "40KiB"]));
-    let _down = Down::new(&server, &data);
-    sleep(Duration::from_secs(1));
-    runs.iter().for_each(|run| run.signal("KILL"));
-    for (run, way) in runs.into_iter().zip(WAYS) {
-        assert_eq!(run.end().status, None, "{way:?}");
+    // Apart: a read through the page cache waits in the kernel, where no signal ends it, for direct reads of the same file, and
+    // those that io_uring began outlive their process.
+    let direct = WAYS.into_iter().filter(|[backend, _]| *backend != "page-cache").collect();
+    for ways in [direct, vec![["page-cache", "host"]]] {
+        let runs: Vec<_> = ways.iter().map(|&way| data.under_way(way, &["--limit-rate", "40KiB"])).collect();
+        let _down = Down::new(&server, &data);
+        sleep(Duration::from_secs(1));
+        runs.iter().for_each(|run| run.signal("KILL"));
+        for (run, way) in runs.into_iter().zip(ways) {
+            assert_eq!(run.end().status, None, "{way:?}");
+        }
     }
 }
 
