@@ -12,7 +12,7 @@ fn on_drive(name: &str, sector: u32, make: &str, options: &str) {
     assert_eq!(sectors, sector.to_string());
     let mounted = Mounted::fresh(make, &device, options);
     let data = Data::in_folder(mounted.join("data"));
-    every_way(&data, true);
+    every_way(&data);
     cufile::takes(&data);
 }
 
@@ -50,7 +50,7 @@ fn overlay_over_ext4() {
     let options = format!("-t overlay -o lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work overlay");
     let overlay = Mounted::at("overlay", &options);
     let data = below_data.at(overlay.join("data"));
-    every_way(&data, true);
+    every_way(&data);
     cufile::takes(&data);
 }
 
@@ -66,7 +66,7 @@ fn ext4_on_a_logical_volume() {
     );
     let mounted = Mounted::fresh("mkfs.ext4 -q -F", "/dev/cases/volume".as_ref(), "data=ordered");
     let data = Data::in_folder(mounted.join("data"));
-    every_way(&data, true);
+    every_way(&data);
     cufile::takes(&data);
 }
 
@@ -83,6 +83,6 @@ fn xfs_on_a_raid_of_two_drives() {
     );
     let mounted = Mounted::fresh("mkfs.xfs -q -f", "/dev/md0".as_ref(), "defaults");
     let data = Data::in_folder(mounted.join("data"));
-    every_way(&data, true);
+    every_way(&data);
     cufile::takes(&data);
 }

@@ -11,7 +11,7 @@ fn reads_by(options: &str, transport: &str, version: &str) {
     let data = Data::in_folder(server.folder().join("data"));
     let mounted = server.mount(options);
     let data = data.at(mounted.join("data"));
-    let json = every_way(&data, true);
+    let json = every_way(&data);
     let system = &json["file_systems"][0];
     assert_eq!(system["transport"], transport, "{system}");
     let said = system["options"].as_str().unwrap().split(',').collect::<Vec<_>>();

@@ -16,7 +16,7 @@ fn a_run_goes_on_when_its_server_does() {
         let ways = [WAYS[0], WAYS[1], WAYS[2], last];
         let runs = ways.map(|way| data.under_way(way, &[]));
         server.stop();
-        std::thread::sleep(Duration::from_secs(5));
+        std::thread::sleep(Duration::from_secs(3));
         server.go_on();
         for run in runs {
             let ended = run.end();
