@@ -243,7 +243,9 @@ impl Ended {
 /// The ways to read whose runs are stopped, changed or starved in the middle: a backend and a device each.
 pub(crate) const WAYS: [[&str; 2]; 4] =
     [["uring", "host"], ["pread", "host"], ["page-cache", "host"], ["uring", "cuda:0"]];
-/// The same by cuFile, whose driver takes some 5 seconds to open where the processor is emulated too.
+/// Those of them that read directly.
+pub(crate) const DIRECT_WAYS: [[&str; 2]; 3] = [WAYS[0], WAYS[1], WAYS[3]];
+/// One by cuFile, whose driver takes some 5 seconds to open where the processor is emulated too.
 pub(crate) const GDS: [&str; 2] = ["gds", "cuda:0"];
 
 /// Runs a command to its end.

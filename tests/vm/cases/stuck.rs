@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::data::{Data, Ended, WAYS};
+use crate::data::{DIRECT_WAYS, Data, Ended, WAYS};
 use crate::guest::{Mounted, drive, sh};
 use crate::server::{Server, TCP, TCP_3};
 
@@ -63,8 +63,7 @@ fn a_run_that_waits_for_a_server_can_be_killed() {
     let data = Data::in_folder(server.folder().join("data")).at(mounted.join("data"));
     // Apart: a read through the page cache waits in the kernel, where no signal ends it, for direct reads of the same file, and
     // those that io_uring began outlive their process.
-    let direct = WAYS.into_iter().filter(|[backend, _]| *backend != "page-cache").collect();
-    for ways in [direct, vec![["page-cache", "host"]]] {
+    for ways in [&DIRECT_WAYS[..], &[["page-cache", "host"]]] {
         let runs: Vec<_> = ways.iter().map(|&way| data.under_way(way, &["--limit-rate", "40KiB"])).collect();
         let _down = Down::new(&server, &data);
         sleep(Duration::from_secs(1));
